@@ -190,5 +190,5 @@ def test_what_is_frozen_stays_as_it_is_while_the_rest_learns():
 
 @pytest.mark.parametrize("kind", ["torch", "kernels"])
 def test_settings_that_it_does_not_serve_are_refused(kind: str):
-    with pytest.raises(ConfigError, match="SAC computes in float32, uncompiled"):
+    with pytest.raises(ConfigError, match="SAC computes in float32, without torch.compile"):
         made(EngineSettings(kind=kind, compile_mode="default"))

@@ -300,7 +300,7 @@ def test_a_policy_can_have_a_reward_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert own.returns[12, 0] == pytest.approx(10)
     assert model.rollout_buffer.storage.rewards.max() <= 1
     monkeypatch.setattr(RandomEnv, "step", lambda env, action: (*step(env, action)[:4], {"points": "many"}))
-    with pytest.raises(EnvError, match=r"policies\.worker\.reward_key=points: an info has .*'many'"):
+    with pytest.raises(EnvError, match=r"policies\.worker\.reward_key=points: the infos have .*'many'"):
         goal_model(reward_keys={"worker": "points"}).learn(96)
     state = model.engine.state()
     resumed = goal_model(reward_keys={"manager": "points"})

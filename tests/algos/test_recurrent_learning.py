@@ -59,7 +59,7 @@ def test_a_policy_of_ones_own_is_served_by_its_own_methods(settings: dict[str, A
     "settings", [{"amp_dtype": torch.bfloat16}, {"compile_mode": "default"}, {"gradient_accumulation": 2}]
 )
 def test_settings_that_do_not_go_with_memory_are_refused(settings: dict[str, Any]):
-    with pytest.raises(ConfigError, match="a policy that remembers computes in float32, uncompiled"):
+    with pytest.raises(ConfigError, match="a policy that remembers computes in float32, without torch.compile"):
         RecurrentEngine(policy_of(), EngineSettings(**settings))
 
 

@@ -348,9 +348,9 @@ def test_state_goes_through_a_file():
     ("weights", "told"),
     [
         (torch.full((8,), torch.nan), "action_net.bias of opponent 0 has numbers that are not finite"),
-        (torch.zeros(7), "opponent 0 is of another network"),
-        (torch.zeros(8, dtype=torch.float64), "opponent 0 is of another network"),
-        (None, "opponent 0 is of another network"),
+        (torch.zeros(7), "opponent 0 has weights of another network"),
+        (torch.zeros(8, dtype=torch.float64), "opponent 0 has weights of another network"),
+        (None, "opponent 0 has weights of another network"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(weights: torch.Tensor | None, told: str):

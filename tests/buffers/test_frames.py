@@ -144,7 +144,7 @@ def test_what_does_not_go_together_is_refused():
     frames = Frames(5, 1, (4, 2, 2), np.uint8, 4)
     one = np.ones((1, 4, 2, 2), np.uint8)
     frames.put(one, one, np.zeros(1))
-    with pytest.raises(EnvError, match="env 0: an observation is not the one before it with a new frame"):
+    with pytest.raises(EnvError, match="env 0: an observation is not the previous one with one new frame"):
         frames.put(2 * one, one, np.zeros(1))
     with pytest.raises(ConfigError, match="frame_stack=3 needs images of 3"):
         ReplayStorage(10, spaces.Box(0, 255, (4, 8, 8), np.uint8), spaces.Discrete(2), "cpu", frame_stack=3)

@@ -114,7 +114,7 @@ def test_an_episode_that_a_fault_ended_is_drawn_without_its_last_step():
     assert seen == {0.0, 1.0, 2.0, 100.0, 101.0, 102.0}
     play(buffer, 7, start=7)
     assert {107.0, 113.0} <= set(buffer.sample(400).observations["observation"][:, 0].tolist())
-    with pytest.raises(EnvError, match="an env that acts at every step"):
+    with pytest.raises(EnvError, match="an env in which the policy acts at every step"):
         buffer.discard([], [1])
 
 

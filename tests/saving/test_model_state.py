@@ -129,7 +129,7 @@ def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained(monkeypatch:
     assert state["guard"]["copies"] == 2
     assert_taken_over(fresh, state, arrays)
     assert fresh.engine.guard.state()[0]["copies"] == 2
-    with pytest.raises(ConfigError, match="arrays to roll back to"):
+    with pytest.raises(ConfigError, match="arrays for a rollback"):
         fresh.engine.guard.load(state["guard"], {}, fresh)
 
 

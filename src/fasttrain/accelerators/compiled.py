@@ -1,9 +1,9 @@
 """torch.compile for acting and updates; on CUDA with CUDA graphs, if the compile mode uses them.
 
 The loss is compiled together with the networks, so that dozens of small operations are fused, also in the backward
-pass. Compiled code uses the policy's own parameters, without copies. It is compiled for fixed sizes. A smaller
-minibatch at the end of an epoch is computed eagerly, so that nothing is compiled in the middle of training. Methods
-that a subclass overrides are not compiled; see `contract.first_change`.
+pass. Compiled code uses the policy's own parameters, without copies. It is compiled for fixed numbers of rows. A
+smaller minibatch at the end of an epoch is computed eagerly, so that nothing is compiled in the middle of training.
+Methods that a subclass overrides are not compiled; see `contract.first_change`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def inductor(mode: str, graphs: bool) -> Compiler:
-    """torch.compile for fixed sizes. `graphs`: whether the CUDA graphs of `mode` are used.
+    """torch.compile for fixed shapes. `graphs`: whether to use the CUDA graphs of `mode`, a mode of torch.compile.
 
     A CUDA graph writes results into the same memory at every call, so the results are copied.
     """
@@ -60,7 +60,7 @@ def inductor(mode: str, graphs: bool) -> Compiler:
 
 
 def prepare(model: Any, env: VecEnv) -> str:
-    """Compile what the model's settings ask for, for the present sizes, unless it is already compiled.
+    """Compile acting and loss for the model's minibatch size and number of envs, unless this is already done.
 
     Returns:
         why compiling failed in this call, or an empty text. After a failure training continues without compiled code.
@@ -81,7 +81,7 @@ def prepare(model: Any, env: VecEnv) -> str:
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of PPO's loss as scalar tensors. With plain numbers every change would compile again."""
+    """The coefficients of PPO's loss as scalar tensors. With plain numbers torch would recompile after each change."""
 
     clip_range: Any
     clip_range_vf: Any  # None: values are not clipped
@@ -102,7 +102,7 @@ class Compiled(ABC):
     def __init__(self, engine: Any, compiler: Compiler | None = None) -> None:
         self.engine, settings = engine, engine.settings
         graphs = engine.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
-        # A graph overwrites the gradients of its last call, so several backward passes cannot accumulate gradients.
+        # A CUDA graph overwrites the gradients of its previous call, so gradients of several calls cannot be summed.
         graphs = graphs and settings.gradient_accumulation == 1
         self.compiler = compiler or inductor(settings.compile_mode, graphs)
         self.failure = ""  # why compiling failed; empty without a failure
@@ -111,15 +111,15 @@ class Compiled(ABC):
     @staticmethod
     @abstractmethod
     def sizes_of(model: Any, env: VecEnv) -> tuple[int, ...]:
-        """The numbers of rows: of a minibatch, and of envs that act together."""
+        """Numbers of rows to compile for: the minibatch size, then the numbers of envs that act together."""
 
     @abstractmethod
     def compile(self, model: Any, sizes: tuple[int, ...]) -> None:
-        """Compile everything. A failure raises nothing; `self.failure` is the reason."""
+        """Compile all functions for these numbers of rows. A failure raises nothing; `self.failure` is the reason."""
 
     @contextmanager
     def compiling(self, sizes: tuple[int, ...]) -> Iterator[None]:
-        """A block in which functions are compiled. Policy, optimizer and random state do not change."""
+        """A context for compiling. It leaves policy, optimizer and random state unchanged."""
         begun = time.perf_counter()
         self.sizes = sizes
         try:
@@ -132,7 +132,7 @@ class Compiled(ABC):
 
 
 class CompiledPPO(Compiled):
-    """PPO's compiled loss of a minibatch, and compiled outputs for acting with a `NetworkView`."""
+    """PPO's compiled loss, and compiled logits and values for acting if the policy's view is a `NetworkView`."""
 
     reproduces = ("loss",)
 
@@ -164,7 +164,7 @@ class CompiledPPO(Compiled):
             self._compile_loss(rollout, model.work())
 
     def _compile_acting(self, rollout: RolloutStorage, sizes: tuple[int, ...]) -> None:
-        """Compile by calls with observations of the storage's first step, repeated until there are `sizes` rows."""
+        """Compile by one call for each number of rows in `sizes`, with repeated observations of the first step."""
         if self._outputs is None:
             return
         self.acting_sizes = set(sizes)
@@ -186,34 +186,34 @@ class CompiledPPO(Compiled):
             torch.autograd.backward(loss(part)["loss"])
 
     def serves(self, view: PolicyView) -> bool:
-        """Whether the compiled functions are for the policy and for the class of `view`."""
+        """Whether the functions were compiled for the policy of `view` and for a view of the same class."""
         return not self.failure and type(view) is type(self.view) and view.policy is self.view.policy
 
     def attach(self, view: PolicyView) -> None:
-        """Let `view` use the compiled outputs, if they were compiled for this view."""
+        """Let `view` act with the compiled outputs, if they were compiled for its policy and its class."""
         if isinstance(view, NetworkView) and self.serves(view):
             view.acting = self.outputs
 
     def outputs(self, observations: TensorObservations) -> Outputs:
-        """Logits and values of the policy. Compiled code computes them for the numbers of rows in `acting_sizes`."""
+        """Logits and values, by compiled code if the number of rows is in `acting_sizes`, else by PyTorch."""
         view: Any = self.view
         outputs = self._outputs if num_rows(observations) in self.acting_sizes else view.outputs
         return outputs(observations)  # type: ignore[no-any-return]
 
     def loss_of(self, model: Any, work: Any) -> Callable[[RolloutBatch], Terms] | None:
-        """The function that replaces `evaluate` and `loss` of a minibatch; None if compiled code cannot be used."""
+        """A function: minibatch → terms of its loss, by compiled code; None if that cannot be used for `model`."""
         if not self.sizes or first_change(model, self.reproduces) or not self.serves(self.engine.new_view()):
             return None
         return self.loss_with(work)
 
     def loss_with(self, work: Any) -> Callable[[RolloutBatch], Terms]:
-        """`loss` with the coefficients of a `PPOWork`."""
+        """`self.loss` as a function of the batch alone, with the coefficients of `work`, a `PPOWork`."""
         device, numbers = self.engine.device, (getattr(work, name) for name in Coefficients._fields)
         scalars = (None if number is None else torch.tensor(float(number), device=device) for number in numbers)
         return partial(self.loss, coefficients=Coefficients(*scalars), entropy_gradient=work.ent_coef != 0.0)
 
     def loss(self, batch: RolloutBatch, coefficients: Coefficients, entropy_gradient: bool) -> Terms:
-        """PPO's loss and its terms. Compiled code computes them for the numbers of rows in `batch_sizes`."""
+        """PPO's loss and its terms, by compiled code if the number of rows is in `batch_sizes`, else by PyTorch."""
         loss = self._loss if len(batch.returns) in self.batch_sizes else self._plain_loss
         return loss(batch, coefficients, entropy_gradient)
 
@@ -254,13 +254,13 @@ class CompiledQ(Compiled):
             torch.autograd.backward(self._terms(batch)[1]["td_loss"])
 
     def values_of(self, observations: TensorObservations) -> Tensor | None:  # (N, A)
-        """Q-values of all actions; None if this number of rows was not compiled."""
+        """Q-values of all actions; None if nothing was compiled for this number of rows."""
         if self.failure or num_rows(observations) != self.sizes[1]:
             return None
         return self._values(observations)  # type: ignore[no-any-return]
 
     def terms_of(self, batch: ReplayBatch) -> tuple[Any, dict[str, Tensor]] | None:
-        """The results of `evaluate` and `loss`; None if this number of rows was not compiled."""
+        """The results of DQN's `evaluate` and `loss`; None if nothing was compiled for this number of rows."""
         if self.failure or num_rows(batch.observations) != self.sizes[0]:
             return None
         return self._terms(tensors_of(batch))  # type: ignore[no-any-return]
@@ -272,7 +272,7 @@ def num_rows(observations: TensorObservations) -> int:
 
 @contextmanager
 def untouched(policy: Any) -> Iterator[None]:
-    """At the end restore the policy's parameters, statistics, gradients and mode, and torch's random state."""
+    """After the block restore the policy's parameters, statistics, gradients and mode, and torch's random state."""
     tensors = [*policy.parameters(), *policy.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]
     gradients = [parameter.grad for parameter in policy.parameters()]
@@ -315,7 +315,7 @@ def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
 
 
 def tensors_of(batch: ReplayBatch) -> ReplayBatch:
-    """The batch without the fields for prioritized replay, which are in host memory."""
+    """The batch without `indices` and `generation`, which are in host memory, for prioritized replay."""
     return batch._replace(indices=None, generation=None)
 
 

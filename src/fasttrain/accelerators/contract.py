@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from fasttrain.algos.engine import Engine
 from fasttrain.kernel_cache import KernelCall
 
-LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # other packages' methods are changed methods
+LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # other methods count as changed by the user
 
 
 class Contract(NamedTuple):
-    """What the kernels reproduce for one kind of policy. A listed method need not exist in every class."""
+    """What the kernels reproduce for one kind of policy. A class may lack some of the listed methods."""
 
     engine: type[Engine]  # the engine that acts and learns with the kernels
     calls: Callable[[], list[KernelCall]]  # all calls of kernels, so that they can be compiled before training
@@ -20,7 +20,7 @@ class Contract(NamedTuple):
     policy: tuple[str, ...]  # methods of the policy and of its modules that the kernels compute
     storage: tuple[str, ...]  # methods of the storage that the kernels rely on
     stored: type  # the class that the storage must have
-    work: Mapping[Any, tuple[str, ...]]  # class of an update's settings → all its fields
+    work: Mapping[Any, tuple[str, ...]]  # class of an update's settings → its fields that the kernels know
 
 
 def first_change(thing: Any, names: tuple[str, ...]) -> str:

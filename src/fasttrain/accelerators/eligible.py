@@ -62,7 +62,7 @@ _DQN = Contract(
     work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 _RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
-_SAC = Contract(  # storage methods may be overridden: the engine only uses their batches
+_SAC = Contract(  # a user may override the storage's methods: the engine only takes their batches
     engine=KernelSACEngine,
     calls=kernels_sac.kernel_calls,
     algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
@@ -78,9 +78,9 @@ REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, 
 VIEWS = (CategoricalView, GaussianView)  # views of policies whose distributions the kernels compute
 ADAM = ("lr", "betas", "eps", "foreach", "fused")  # supported options of Adam; foreach and fused change only rounding
 
-# Largest LSTM, in units. Update times by kernels / by torch, in µs per row of the rollout, for two LSTMs on one thread:
-# 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows
-# without an end of an episode: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
+# Units of the largest LSTM that kernels compute. An update of two LSTMs by kernels / by torch, on one thread, takes µs
+# per row: with 248 inputs and minibatches of 1,024 rows 9.4 / 31 for 128 units, 29 / 53 for 256, 107 / 146 for 512;
+# with 2 inputs and 2,048 rows in which no episode ends 7.1 / 11, 22 / 32 and 83 / 75.
 PAYS_UP_TO = 256
 
 
@@ -111,10 +111,10 @@ def kernels_of(algorithm: Any) -> type[Engine]:
 
 
 class Watch:
-    """Stores the result of `unsupported_reason`. `holds` checks at every update of DQN, in 3 µs, whether it may differ.
+    """Stores the result of `unsupported_reason`. At every update of DQN `holds` checks, in 3 µs, if it is still right.
 
-    It detects hooks, methods set on instances, frozen parameters, and a new policy, optimizer, buffer or normalizer.
-    Other changes, for example of a class, have an effect from the next `learn` on.
+    `holds` detects hooks, methods set on instances, frozen parameters, and a new policy, optimizer, buffer or
+    normalizer. Other changes, for example of a class, take effect at the next `learn`.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -241,7 +241,7 @@ def _bad_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: boo
 
 
 def _bad_features(policy: Any) -> str:
-    """The features must be the flat observation, without layers. It must be a float32 Box, or a Dict of vectors."""
+    """Observations must be a float32 Box or a Dict of vectors. The features must be the flat observations."""
     space, keyed = policy.observation_space, isinstance(policy.observation_space, spaces.Dict)
     if isinstance(space, spaces.Discrete):
         return f"observations are {space}; kernels need a Box, such as a one-hot"
@@ -265,7 +265,7 @@ def _bad_features(policy: Any) -> str:
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_EVERYWHERE = vars(nn.modules.module)  # global names of torch, with the hooks for all modules
+_EVERYWHERE = vars(nn.modules.module)  # globals of torch, among them the hooks that every module calls
 
 
 def _has_hooks(policy: Any) -> str:

@@ -33,8 +33,8 @@ from fasttrain.kernels.nets import Constants, Layout, Lists, Rows, compress, emp
 from fasttrain.kernels.recurrent import Remembered, Sequences
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team
 
-# Rows in a block, which the nets compute at once, so that activations stay in the cache. Weights of a wide net do not
-# stay there and are read for each block: [256, 256] takes 13.4 µs per row with 128 rows, 16.9 with 64.
+# Rows that the nets compute at once (a block), so that activations stay in the cache. The weights of a wide net do not
+# fit there and are read for each block: [256, 256] takes 13.4 µs per row in blocks of 128, 16.9 in blocks of 64.
 BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # nets with more than WIDE floats in a row of activations use WIDE_BLOCK
 ROWS_PER_THREAD = 128  # with fewer rows a second thread saves no time: waking it takes about 10 µs
 COLUMNS = {
@@ -64,7 +64,7 @@ class KernelEngine(Engine):
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
         flat = (self.parameters, self._exp_avg, self._exp_avg_sq)
         self._views = [(place, tuple(place.of(each) for each in flat)) for place in self._places]
-        self._scratch: dict[int, ppo.Scratch] = {}  # number of parts → scratch
+        self._scratch: dict[int, ppo.Scratch] = {}  # number of threads → working memory
         self._constants = constants_of(self._row_size)
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._acting_lists, self._rollout_lists = empty_lists(0, 0, 0), empty_lists(0, 0, 0)
@@ -75,7 +75,7 @@ class KernelEngine(Engine):
         return make_layout(policy)
 
     def fits(self, policy: Any) -> bool:
-        """Whether `policy` still has the parameters with which this engine was created; False after a new head."""
+        """Whether `policy` still has the parameters that it had when this engine was created."""
         own = {id(place.parameter) for place in self._places}
         return policy is self.policy and own == {id(parameter) for parameter in policy.parameters()}
 
@@ -147,7 +147,7 @@ class KernelEngine(Engine):
         return choice.run(kernel, threads, *arguments, runs=runs)
 
     def _lists_for(self, count: int) -> tuple[Lists, Int64Array]:
-        """Lists with room for `count` rows, and the row indices 0, 1, …"""
+        """Lists for the non-zero inputs and legal actions of `count` rows, and the row indices 0, 1, …"""
         if len(self._order) < count:
             self._order, self._acting_lists = np.arange(count), self._new_lists(count)
         return self._acting_lists, self._order[:count]
@@ -256,7 +256,7 @@ class KernelEngine(Engine):
         return step
 
     def _unpack(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Copy the flat vectors into the policy and the optimizer. `step`: number of Adam steps, set in its state."""
+        """Copy the flat vectors into the policy and the optimizer. `step`: the number of Adam steps to set there."""
         with torch.no_grad():
             for place, (value, average, square) in self._views:
                 parameter = place.parameter
@@ -321,7 +321,7 @@ def kernel_calls() -> list[KernelCall]:
 def noted_calls(
     kind: type[KernelEngine], policy_class: Any, storage_class: Any, memory: Any = None, **sizes: Any
 ) -> list[KernelCall]:
-    """The kernel calls of an engine that acts once and learns from one step. `sizes` are arguments of the storage."""
+    """The kernel calls of an engine that acts once and learns from one step. `sizes`: arguments of the storage."""
     box, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), list[KernelCall]()
 
     class Noting(kind):  # type: ignore[valid-type, misc]

@@ -1,4 +1,4 @@
-"""KernelQEngine: a Q-network acts and learns in the compiled kernels of `kernels/q.py`, in the same memory.
+"""KernelQEngine: a Q-network acts and learns in the compiled kernels of `kernels/q.py`, in its own memory.
 
 DQN updates after every vector step, so copies as in PPO's `KernelEngine` would take too long. Instead the parameters of
 both nets and Adam's moments become views of flat vectors. Policy and optimizer can be read, written and saved at any
@@ -64,7 +64,7 @@ class KernelQEngine(Engine):
             gradient=zeros(len(self.flat.values)),
             constants=constants,
         )
-        self._bad = np.full(1, -1)  # index of the first gradient that was not finite
+        self._bad = np.full(1, -1)  # flat index of the first gradient that is not finite; -1: none
 
     def fits(self, policy: Any) -> bool:
         """Whether every tensor of `policy` is still the view that this engine created."""
@@ -122,7 +122,7 @@ class KernelQEngine(Engine):
         """An update for each batch, one after another, like SB3's `DQN.train`. The target net does not change.
 
         If `guarded`, a step whose loss or gradient is not finite is skipped. For a row without a legal next action the
-        next value is 0. The kernels do not check shapes and dtypes; the batches of `draw_block` are right.
+        next value is 0. The kernels do not check shapes and dtypes; those of `draw_block` are right.
 
         Returns:
             mean losses (U,); absolute temporal difference errors (U, B); gradient norms (U,), NaN after a skipped step.

@@ -39,7 +39,7 @@ class SequenceKernelEngine(KernelEngine):
                 size += rows * 4 * units
         where = np.array(offsets)
         self.lstms = Lstms(units, *(np.ascontiguousarray(where[:, column]) for column in (0, 1, slice(2, 4))))
-        self._cells: dict[int, Cells] = {}  # number of parts → working memory
+        self._cells: dict[int, Cells] = {}  # number of threads → working memory
         nets = [[*net[0::2]] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
         return lay_out(policy, inputs, [units, units], nets, places, size)
 
@@ -57,11 +57,11 @@ class SequenceKernelEngine(KernelEngine):
         return Sequences(data.begins(order), self.lstms, Past(*data.past()), cells)
 
     def _cells_for(self, scratch: Scratch, count: int) -> Cells:
-        """Working memory for minibatches of up to `count` rows, in as many parts as `scratch` has."""
+        """Working memory for minibatches of up to `count` rows, with one part for each thread, as in `scratch`."""
         parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
         cells = self._cells.get(parts)
         if cells is None or cells.order.shape[1] < count:
-            # Each part has room for the whole minibatch, because one part may get all rows. Pages of `empty` arrays
+            # A thread's part has room for the whole minibatch: one thread may get all rows. Pages of `empty` arrays
             # that are never written take no memory. Zeros for 8 parts, 2,048 rows and 256 units would take 464 MB.
             high = -(-count // TILE_ROWS) * TILE_ROWS
             self._cells[parts] = cells = Cells(

@@ -1,4 +1,4 @@
-"""KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in the same memory.
+"""KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in their own memory.
 
 Batches and random numbers are the same as in the update on PyTorch, so that weights are equal except for rounding
 (tests/accelerators/test_kernels_sac.py). The entropy coefficient is one number, which torch's optimizer updates.
@@ -91,7 +91,7 @@ class KernelSACEngine(Engine):
                 count = len(update.batch.rewards)
                 parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
                 scratch = self._scratch_for(count, parts)
-                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # index of a gradient
+                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])
                 taken = ~(np.isnan(norms) & guarded)
                 self._critics.stepped(int(taken[0]))
                 if taken.all():
@@ -158,7 +158,7 @@ class KernelSACEngine(Engine):
         return noise
 
     def _scratch_for(self, count: int, parts: int = 0) -> sac.SACScratch:
-        """Working memory for `count` rows in `parts` parts; 0: any number of parts."""
+        """Working memory for `count` rows on `parts` threads; 0: any number of threads."""
         scratch = self._scratch
         if scratch is not None and scratch.inputs.shape[1] >= count and parts in (0, len(scratch.sums)):
             return scratch

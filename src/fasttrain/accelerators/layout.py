@@ -30,7 +30,7 @@ def keys_of(extractor: Any) -> tuple[str, ...]:
 
 
 class Place(NamedTuple):
-    """The place of a parameter: a grid (rows, width) at offset `at` of a flat vector, from `column` of the grid on."""
+    """A parameter's place in a flat vector: in the grid (rows, width) from `at` on, the columns from `column` on."""
 
     parameter: Tensor
     at: int
@@ -78,7 +78,7 @@ def lay_out(
     Args:
         widths: padded widths of the first hidden layers (of an MLP) or of the outputs of LSTMs.
         nets: the later linear layers of the policy net and of the value net, without the heads.
-        places: places of the first layers' parameters, in the first `size` floats. Other places are added to the list.
+        places: places of the first layers' parameters, in the first `size` floats. The other places are appended.
     """
     depth = np.array([len(net) + 1 for net in nets], np.int64)
     shape = (2, int(depth.max()) + 1)
@@ -117,7 +117,7 @@ def lay_out(
 class Chain(NamedTuple):
     """A network: hidden linear layers, each followed by an activation, and heads after the last hidden layer."""
 
-    parameters: list[nn.Parameter]  # parameters of all these layers
+    parameters: list[nn.Parameter]  # of the hidden layers and the heads
     hidden: list[Any]  # hidden linear layers, at least one
     kind: int  # kind of the activations, dense.TANH or dense.RELU
     heads: list[Any]  # linear layers after the last hidden layer; their outputs are side by side
@@ -153,7 +153,7 @@ class Chain(NamedTuple):
         return layout, size, sum(sizes) + PAD  # PAD: see `lay_out`
 
     def pieces(self, layout: Layout) -> Int64Array:
-        """The places of the parameters; see `Pieces` in `kernels/q.py`."""
+        """One row of offsets and strides for each parameter; its columns: see `Pieces` in `kernels/q.py`."""
         places, column = dict[int, tuple[int, ...]](), 0
         for index, linear in enumerate([*self.hidden, *self.heads]):
             layer = min(index, len(self.hidden))  # all heads together are one layer
@@ -183,7 +183,7 @@ class Flat:
         self.values, *moments = flat = [torch.zeros(size) for _ in range(1 if owner is None else 3)]
         self.arrays: list[Float32Array] = [each.numpy() for each in flat]
         self._steps: Float32Array = np.zeros(len(parameters), np.float32)
-        # For `holds`: dictionaries whose values must not change; and (dictionary, key, value) that must not change.
+        # For `holds`: dictionaries whose values must stay; and (dictionary, key, value) whose entry must stay.
         self._owners: list[dict[Any, Any]] = []
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._tensors: list[Tensor] = [*parameters]

@@ -1,6 +1,6 @@
 """ARS (Mania, Guy & Recht 2018, arXiv:1803.07055). The results are sb3-contrib's; callbacks can stop the training.
 
-sb3-contrib's own loop ignores what callbacks return, gives them no `locals`, and draws its candidates before
+sb3-contrib's own loop ignores what callbacks return, gives callbacks no `locals`, and draws candidates before
 `on_rollout_start`.
 """
 
@@ -24,7 +24,7 @@ class _EndedError(Exception):
 
 
 class ARS(sb3_contrib.ARS):
-    """sb3-contrib's ARS for one env. Between two updates only the policy's parameters hold the weights.
+    """sb3-contrib's ARS for one env. Each update begins with the weights that the policy has.
 
     Raises:
         ConfigError: there are several envs.
@@ -47,7 +47,7 @@ class ARS(sb3_contrib.ARS):
         async_eval: Any = None,
         progress_bar: bool = False,
     ) -> ARS:
-        """As sb3-contrib's `learn`. After a callback returns False, the policy has the last complete update's weights.
+        """As sb3-contrib's `learn`. If a callback returns False, the policy has the last complete update's weights.
 
         Raises:
             ConfigError: `async_eval` is given. Its processes call no callbacks.

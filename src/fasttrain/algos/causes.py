@@ -23,7 +23,7 @@ from fasttrain.errors import EnvError
 
 SHOWN = 5  # maximum number of envs that a message names
 FEW = 10_000  # arrays with fewer entries are checked by their sum of squares, in 1 µs instead of 3
-ROWS = 4096  # rows of a rollout in one forward pass
+ROWS = 4096  # rows of a rollout in one forward pass of the search
 UNKNOWN = "loss or gradients overflowed"
 
 

@@ -1,9 +1,9 @@
 """schedule=continuous: envs go on stepping while PPO updates, in a thread of the training process.
 
-A rollout is what came since the rollout before it: `n_steps` × N transitions, which begin and end in mid-episode. A
-fast env gives more of them than a slow env, at most `LONGEST` × `n_steps`. The thread acts with a copy of the policy,
-which has the weights from before the update. So a transition can be some updates old when it is learned from. `Reuse`
-corrects this by importance weights and V-trace. Transitions older than `max_lag` updates are dropped.
+A rollout has all `n_steps` × N transitions since the previous rollout. It begins and ends within episodes. A fast env
+gives more transitions than a slow env, at most `LONGEST` × `n_steps`. The thread acts with a copy of the policy, which
+has the weights from before the update. So a transition can be several updates old when PPO learns from it. `Reuse`
+corrects for this by importance weights and V-trace. Transitions older than `max_lag` updates are dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.base import copy_observations
 from fasttrain.vec.groups import Groups, GroupStep
 
-LONGEST = 2  # times `n_steps` that a fast env can give to a rollout
+LONGEST = 2  # maximum number of an env's transitions in a rollout, in multiples of `n_steps`
 
 
 class Came(NamedTuple):
@@ -39,11 +39,11 @@ class Came(NamedTuple):
 
 
 class Continuous:
-    """What lasts over the rollouts of a model: the rollout under way, and how old transitions were when learned from.
+    """What a model keeps from rollout to rollout: its `ContinuousRollout`, and statistics of the transitions' ages.
 
     Attributes:
-        rollout: the `ContinuousRollout` under way; None before the first rollout and after the last one.
-        dropped: (T, N) transitions of the newest rollout that are not learned from; None: all are of the newest policy.
+        rollout: the `ContinuousRollout` that collects; None before the first rollout and after the last one.
+        dropped: (T, N) bool, the newest rollout's transitions that are not learned from; None: all ages are 0.
     """
 
     def __init__(self, max_lag: int) -> None:
@@ -53,19 +53,19 @@ class Continuous:
         self.total = self.count = self.largest = self.too_old = 0
 
     def take(self, lags: Int64Array, missing: BoolArray) -> None:
-        """Count the lags (T, N) of a rollout, 0 where a transition is `missing`, and set `dropped`."""
+        """Add lags (T, N), ages in updates, to the statistics, and set `dropped`. A `missing` transition has lag 0."""
         old: BoolArray = lags > self.max_lag
         self.total, self.count = self.total + int(lags.sum()), self.count + int((~missing).sum())
         self.largest, self.too_old = max(self.largest, int(lags.max())), self.too_old + int(old.sum())
         self.dropped = old if lags.any() else None
 
     def lags(self) -> tuple[int, int, int, int]:
-        """Sum of the lags, the largest one, the number of transitions, and how many were too old."""
+        """Sum of the lags, largest lag, number of transitions, number of transitions that were too old."""
         return self.total, self.largest, self.count, self.too_old
 
 
 class ContinuousRollout(GroupedRollout):
-    """Rollouts of T transitions per env on average. Unlike a `GroupedRollout` it lasts for the whole training."""
+    """Collects T transitions per env on average. One object collects all rollouts, unlike a `GroupedRollout`."""
 
     def __init__(self, model: Any, groups: Groups, masked: bool) -> None:
         super().__init__(model, groups, masked)
@@ -73,14 +73,14 @@ class ContinuousRollout(GroupedRollout):
         self.buffers = [model.rollout_buffer, as_stock(copy.deepcopy(self.storage))]
         self.actor.rollout_buffer = model.rollout_buffer
         self.idle = list(range(len(groups.rows)))  # groups that wait for an action
-        rows = [groups.rows_of([group]) for group in self.idle]
+        rows = [groups.rows_of([group]) for group in self.idle]  # row indices of each group's envs
         self.first, self.largest = np.array([each[0] for each in rows]), max(map(len, rows))  # first rows; largest size
-        self.version = -1  # updates before the actor's weights were copied
-        self.versions: Int64Array = np.zeros(self.dones.shape, np.int64)  # (T, N) version that acted
+        self.version = -1  # number of updates before the actor's weights were copied
+        self.versions: Int64Array = np.zeros(self.dones.shape, np.int64)  # (T, N) the actor's `version`
         self.ended: BoolArray = np.array(model._last_episode_starts, np.bool_)  # (N,) dones of the last finished step
-        self.unseen = [deque[Came]() for _ in self.every]  # of each env, the oldest first
+        self.unseen = [deque[Came]() for _ in self.every]  # queue of each env, oldest transition first
         self.policy, self.settled = model.policy, False
-        self.handed: Any = None  # the last observations that the model got
+        self.handed: Any = None  # the `_last_obs` that this object gave to the model
         self.storage.reset()
 
     def _actor(self) -> Any:
@@ -98,11 +98,11 @@ class ContinuousRollout(GroupedRollout):
 
     @property
     def gained(self) -> int:
-        """Transitions finished since the last rollout."""
+        """Number of transitions since the last rollout."""
         return int(self.taken.sum())
 
     def collect(self, callback: BaseCallback) -> bool:
-        """Go on until there are T × N transitions, and hand them over as the model's rollout."""
+        """Step envs until T × N transitions make the model's next rollout. False: the callback asked to stop."""
         model, actor = self.model, self.actor
         actor.policy.load_state_dict(model.policy.state_dict())
         if (type(actor.engine), actor.engine.settings) != (type(model.engine), model.engine.settings):
@@ -130,17 +130,17 @@ class ContinuousRollout(GroupedRollout):
         return False
 
     def _look_again(self) -> None:
-        """Read the last observations that the model has. After `settle` an evaluation may have used the envs."""
+        """Read the model's last observations again: after `settle` an evaluation may have reset the envs."""
         self.settled = False
         begun = np.asarray(self.model._last_episode_starts, np.bool_) & ~self.ended
-        self.taken[begun] = 0  # transitions of episodes that were broken off
+        self.taken[begun] = 0  # these envs were reset within an episode: drop their transitions
         self.observations, self.ended = copy_observations(self.model._last_obs), self.ended | begun
         room = self.taken < self.storage.num_steps
         self.storage.episode_starts[self.taken[room], self.every[room]] = self.ended[room]
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Envs step in a thread while the block runs, until there are T × N transitions. Its errors are raised here."""
+        """Envs step in a thread while the block runs, up to T × N transitions. The thread's errors are raised here."""
         self.clock, stop, failures = PhaseClock(), Event(), list[BaseException]()
 
         def go_on() -> None:
@@ -157,13 +157,13 @@ class ContinuousRollout(GroupedRollout):
         finally:
             stop.set()
             self.model.collector.clock.enter("env_step")
-            thread.join()  # waits until a step under way has ended
+            thread.join()  # waits for the end of a step that has begun
             self.clock = self.model.collector.clock
         if failures:
             raise failures[0]
 
     def _turn(self) -> None:
-        """Act for the idle groups that have room, and take the steps of the groups that are ready."""
+        """Act for the idle groups with room in the storage, and store the steps of the groups that are ready."""
         has_room = self.taken[self.first[self.idle]] < self.storage.num_steps
         able = [group for group, room in zip(self.idle, has_room.tolist(), strict=True) if room]
         self.idle = [group for group, room in zip(self.idle, has_room.tolist(), strict=True) if not room]
@@ -173,7 +173,7 @@ class ContinuousRollout(GroupedRollout):
         if self.gained + len(ready) * self.largest <= self.quota:
             self._take(ready)
             return
-        while ready and self.gained < self.quota:  # the others stay for the next rollout
+        while ready and self.gained < self.quota:  # the other ready groups belong to the next rollout
             self._take([ready.pop(0)])
 
     def _act(self, groups: list[int]) -> None:
@@ -194,7 +194,7 @@ class ContinuousRollout(GroupedRollout):
         self.ended[rows], self.newest = dones, (steps, rows)
 
     def settle(self) -> None:
-        """Finish the steps under way, so that the model's last observations are those of the envs as they are now."""
+        """Finish the steps that have begun. Then the model's last observations are the present ones of the envs."""
         self._take(self.under_way)
         self.groups.finish()
         self._show_last()
@@ -205,9 +205,9 @@ class ContinuousRollout(GroupedRollout):
         self.model._last_episode_starts = self.ended.copy()
 
     def _report_all(self, callback: BaseCallback, whole: bool) -> bool:
-        """Call the callback while N transitions are unseen; until none is, if `whole`. False: it asked to stop.
+        """Report transitions to the callback while N are unreported (all if `whole`). False: a callback asked to stop.
 
-        In each call an env has its oldest transition, or no infos, no reward and no end if it has made no step.
+        Each call reports every env's oldest transition. An env without one has an empty info, reward 0 and no end.
         """
         model, nothing = self.model, Came({}, False, 0.0)
         while (count := sum(map(len, self.unseen))) >= (1 if whole else len(self.unseen)):
@@ -223,7 +223,7 @@ class ContinuousRollout(GroupedRollout):
         return True
 
     def _hand_over(self, surplus: int) -> None:
-        """Make the stored transitions the model's rollout, without the newest `surplus`. Go on in the other storage."""
+        """Make the stored transitions the model's rollout; drop the last `surplus`. Then fill the other storage."""
         filled, taken, model = self.storage, self.taken, self.model
         missing = np.arange(filled.num_steps)[:, None] >= taken
         filled.rewards[missing] = filled.episode_starts[missing] = 0.0
@@ -250,13 +250,13 @@ class ContinuousRollout(GroupedRollout):
 
 
 def use_continuous(model: Any, max_lag: int) -> None:
-    """Let the model collect continuously from now on."""
+    """Set schedule=continuous for the model."""
     model.collector.schedule, model.collector.continuous = "continuous", Continuous(max_lag)
     model.reuse = model.reuse or Reuse(1)
 
 
 def continued(model: Any, groups: Groups, masked: bool) -> ContinuousRollout:
-    """The rollout under way; a new one at the beginning of a training and after a reset of the envs."""
+    """The model's `ContinuousRollout`; a new one when a training begins and after a reset of the envs."""
     now: ContinuousRollout | None = model.collector.continuous.rollout
     if now is None or now.handed is not model._last_obs or now.policy is not model.policy:
         model.collector.continuous.rollout = now = ContinuousRollout(model, groups, masked)
@@ -270,7 +270,7 @@ def going_on(model: Any) -> AbstractContextManager[None]:
 
 
 def settle(model: Any) -> None:
-    """Finish the steps under way, before something else uses the envs. To be called between two rollouts."""
+    """Finish the steps that have begun. Call it between two rollouts, before other code uses the envs."""
     ours = getattr(getattr(model, "collector", None), "continuous", None)
     if ours is not None and ours.rollout is not None:
         ours.rollout.settle()

@@ -40,7 +40,7 @@ class EngineSettings:
 
     @classmethod
     def of(cls, asked: str | EngineSettings) -> EngineSettings:
-        """Settings of that `kind`, or the settings themselves."""
+        """`asked` as settings: a str is the `kind`; settings are returned unchanged."""
         return cls(kind=asked) if isinstance(asked, str) else asked
 
     @property
@@ -70,7 +70,7 @@ class Precision:
     def inside(self, policy: Any) -> Iterator[None]:
         """In this context each of the policy's networks computes under autocast and returns float32.
 
-        It is for policies whose own methods compute networks and distributions together.
+        Use it for policies whose own methods compute networks and distributions together.
         """
         handles = []
         for network in _networks_of(policy):

@@ -43,7 +43,7 @@ from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
-CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # their methods give `_choose`'s results
+CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # their methods choose as `_choose` does
 LOGGED = ("loss", "n_updates", "skipped_steps")  # keys of the log that no term of the loss may have
 
 
@@ -141,7 +141,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
             collector.clock.enter("action")
         choosing = (self._sample_action, self.predict, self.policy._predict)
         if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in choosing):
-            actions = self._sample_action(learning_starts, None, count)[0]  # a method of the user's class is called
+            actions = self._sample_action(learning_starts, None, count)[0]  # calls the method that the user overrides
         elif self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
             actions = random_actions(self.action_space, self.dims, count, masks)
         else:
@@ -150,7 +150,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         return actions, actions
 
     def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], step: EnvStep) -> None:
-        """Store one transition per env, as in SB3: with the observations and rewards that VecNormalize got."""
+        """Store one transition per env, as in SB3: with observations and rewards before normalisation."""
         dims = self.dims if self.use_masking and source.masked else None
         if dims is None and self._store_transition.__module__ != OffPolicyAlgorithm.__module__:
             return super()._store(source, storage, actions, step)  # call the method that the user's class overrides
@@ -215,8 +215,8 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     def evaluate(self, batch: ReplayBatch) -> Evaluated:
         """Values of a batch, and the target r + discount × V(next).
 
-        V is the target network's value of its own best legal action, or with `double_q` of the online network's best
-        legal action. With several sub-actions V is the mean over them (Tavakoli et al. 2018).
+        V is the target network's value of the best legal action. The target network chooses this action, with
+        `double_q` the online network. With several sub-actions V is the mean over them (Tavakoli et al. 2018).
         """
         policy, precision, dims = self.policy, self.engine.precision, self.dims
         with torch.no_grad():
@@ -236,7 +236,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         """Scalar terms by name. Their sum is minimised and logged as `train/loss`.
 
         Terms that a subclass adds are also logged, as `train/<name>`. `td_loss` is the mean Huber loss (delta 1, as in
-        SB3) or squared error over rows and sub-actions, weighted where prioritized replay drew the batch.
+        SB3) or squared error over rows and sub-actions, weighted if prioritized replay drew the batch.
         """
         error, target = LOSSES[self.loss_kind], evaluated.target.expand_as(evaluated.current)
         if batch.weights is None:
@@ -284,11 +284,11 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
 def next_states(
     source: SlotSource, observations: Any, normalizer: Any, dims: Sequence[int] | None
 ) -> tuple[Any, BoolArray | None]:  # (N, ...), (N, A)
-    """Next observations and masks for the replay buffer. Where an episode ended, they are those of its end.
+    """Next observations and masks for the replay buffer. Where an episode ended, they are the episode's last.
 
     Args:
         observations: those after the step. Where an episode ended, it is the first observation of the next episode.
-        normalizer: SB3's VecNormalize, or None. Its normalisation of last observations is undone.
+        normalizer: SB3's VecNormalize, which here undoes the normalisation of last observations; or None.
         dims: sizes of the sub-actions; None: no masks. All choices are legal in a last observation for which the env
             gave no masks, and in a sub-action without a legal choice.
     """

@@ -3,7 +3,7 @@
 An engine acts with the networks. Engines of compiled kernels also learn; on PyTorch the algorithm itself learns. An
 engine owns no weights: between two calls only the stock policy and its optimizer hold them, so that engines can be
 exchanged between two calls. With default settings an engine computes what stock SB3 computes, by the same operations.
-The collector is the env's side: it reads, checks and copies the slots, and holds the clock.
+The collector steps the envs: it reads, checks and copies their results (`Slots`), and holds the clock.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Statistics:
     steps: int  # optimizer steps taken
     epochs: int  # epochs begun
     stopped: bool = False  # True if `target_kl` ended the update before its last minibatch
-    blamed: str = ""  # name of the first loss or gradient that was not finite; empty if only a GPU knows
+    blamed: str = ""  # the first loss or gradient that was not finite; empty: none, or not checked (GPU)
     expected_skips: bool = False  # True in float16: skipping a step now and then is normal there
 
     @property
@@ -88,7 +88,7 @@ class Engine(ABC):
         previous: the engine that this one replaces; its clock, guard and counters are kept.
 
     Raises:
-        ConfigError: the engine is `float32_only`, and does not support one of the settings.
+        ConfigError: the engine is `float32_only`, and `settings` use AMP, torch.compile or gradient accumulation.
     """
 
     kind: ClassVar[str]  # one of `devices.KINDS`
@@ -97,14 +97,14 @@ class Engine(ABC):
     guard: Guard | None  # None: nothing is checked for NaN and infinity
     gradient_updates = 0  # optimizer steps so far
     skipped_steps = 0  # see `Statistics.skipped`
-    warmup_s = 0.0  # seconds of compiling; they belong to no phase
+    warmup_s = 0.0  # seconds of torch.compile
 
     def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
         further = settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode
         if self.float32_only and further:
             raise ConfigError(
-                f"{self.float32_only} computes in float32, uncompiled, each minibatch in one part: leave amp_dtype, "
-                "compile_mode and gradient_accumulation out"
+                f"{self.float32_only} computes in float32, without torch.compile and micro-batches: remove amp_dtype, "
+                "compile_mode and gradient_accumulation"
             )
         self.policy, self.settings, self.device, self.exact = policy, settings, policy.device, settings.exact
         self.pinned = settings.pin_memory and self.device.type == "cuda"
@@ -140,7 +140,7 @@ class Engine(ABC):
         return statistics
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a checkpoint stores: plain values, and arrays by name."""
+        """What a checkpoint stores of the engine: plain values, and arrays by name."""
         counters = {"gradient_updates": self.gradient_updates, "skipped_steps": self.skipped_steps}
         scaler = None if self.scaler is None else dict(self.scaler.state_dict())
         state: dict[str, Any] = {"fast": counters, "scaler": scaler}
@@ -166,7 +166,7 @@ class Engine(ABC):
 def to_device(
     observations: Any, action_masks: BoolArray | None, device: torch.device, pinned: bool = False
 ) -> tuple[TensorObservations, Tensor | None]:  # (N, ...) or a dict of them, (N, A)
-    """Copies on the device. `pinned`: through page-locked memory, so that the host need not wait for the copy."""
+    """Copies on the device. `pinned`: through page-locked memory, so that the host does not wait for them."""
     if pinned:  # torch keeps the page-locked copy until the device has read it
         arrays = each_array(np.ascontiguousarray, (observations, action_masks))
         return each_array(lambda part: torch.from_numpy(part).pin_memory().to(device, non_blocking=True), arrays)  # type: ignore[no-any-return]
@@ -184,7 +184,7 @@ class TorchEngine(Engine):
         self.view: Any = self.new_view()  # computes the actions
 
     def new_view(self) -> Any:
-        """The fastest view of the policy as it is now. It gives the numbers of the policy's own methods."""
+        """The fastest `PolicyView` for the present policy, with the same numbers as the policy's own methods."""
         return view_of(self.policy, self.policy.action_space, self.precision)
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
@@ -213,7 +213,7 @@ class TorchEngine(Engine):
         return values.cpu().numpy().reshape(-1)
 
 
-# --- the side of the env: the collector
+# --- stepping the envs: the collector
 
 
 class EnvStep(NamedTuple):
@@ -226,27 +226,27 @@ class EnvStep(NamedTuple):
 
 
 class Collector:
-    """The env's side of an algorithm; see the module. A collector is never saved. A run may replace its clock."""
+    """Steps the envs and reads their results. A collector is not saved. A run may replace its clock."""
 
     def __init__(self) -> None:
         self.clock = PhaseClock()
-        self.lends_observations = False  # callbacks get `new_obs` as a view of the storage that a later rollout changes
+        self.lends_observations = False  # True: callbacks get `new_obs` as a view of the storage, not as a copy
         self.schedule = "lockstep"  # "lockstep", "first_ready" or "continuous"
         self.continuous: Any = None  # a `Continuous`; only with schedule=continuous
         self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
         self.watch: Any = None  # an `eligible.Watch`; only DQN and SAC have one
-        self.source: SlotSource | None = None  # the slots of the env
+        self.source: SlotSource | None = None  # steps the env and has its results
         self._env: VecEnv | None = None
 
     def source_of(self, env: VecEnv) -> SlotSource:
-        """The slots of `env`, made once and kept for all rollouts."""
+        """The object that steps `env` and has its results, made once and kept for all rollouts."""
         if self.source is None or self._env is not env:
             self._env, self.source = env, slots_of(env)
         return self.source
 
     def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> EnvStep:
-        """Step all envs. `place`: arrays to write the observations into, instead of a copy."""
+        """Step all envs. `place`: arrays to write the observations into; None: new arrays."""
         self.clock.enter("env_step")
         source.step_slots(actions)
         self.clock.enter("buffer")
@@ -298,7 +298,7 @@ def bootstrap_truncated(
 
     Values are computed env by env as in SB3, because a product of several rows rounds differently. Kernels compute all
     values at once. If a fault ended an episode (`lost`), its last step says nothing about the action and is left out of
-    the rollout. The transition before this step then counts as truncated, with the value of the observation after it.
+    the rollout. The transition before this step then counts as truncated, with the value of its next observation.
 
     Args:
         rewards: (N,) rewards of this step, changed in place.
@@ -329,7 +329,7 @@ class Fast(BaseAlgorithm):
     engine: Engine
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
-    _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is asked again only after a change
+    _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is computed again only after a change
     bootstrap_truncated = bootstrap_truncated  # a method, so that joint models can override it
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
@@ -360,7 +360,7 @@ class Fast(BaseAlgorithm):
         self.collector.clock = self.engine.clock = clock
 
     def prepare(self, env: VecEnv) -> str:
-        """Run torch.compile if it is set; its time belongs to phase `other`. Returns why it failed, or ""."""
+        """Run torch.compile if it is set; its time counts as phase `other`. Returns why it failed, or ""."""
         if self.engine.settings.compile_mode is None:
             return ""
         with self.collector.clock.phase("other"):

@@ -1,4 +1,4 @@
-"""Collects a rollout while groups of envs step independently. A group is the envs of a worker or of a game engine.
+"""Collects a rollout while groups of envs step independently. A group: the envs of a worker or of a game engine.
 
 The policy acts for the groups that are ready. Within a rollout fast groups run ahead of slow groups. Every env still
 contributes exactly T steps to every rollout, all of them by the same policy, so that no env and no short episode is
@@ -46,15 +46,15 @@ class GroupedRollout:
         self.first_step = model.num_timesteps
         envs, steps = self.storage.num_envs, self.storage.num_steps
         self.every: Int64Array = np.arange(envs)
-        self.taken: Int64Array = np.zeros(envs, np.int64)  # steps that each env has finished
+        self.taken: Int64Array = np.zeros(envs, np.int64)  # (N,) steps that each env has finished
         self.under_way: list[int] = []  # groups that are stepping, in the order in which they got their actions
         self.dones = np.zeros((steps, envs), np.bool_)
-        self.missing: Int64Array = np.full(steps, envs)  # for each step, how many envs have not finished it
+        self.missing: Int64Array = np.full(steps, envs)  # (T,) how many envs have not finished each step
         self.infos: dict[int, list[dict[str, Any]]] = {}  # step → infos of all envs
         self.observations: Any = copy_observations(model._last_obs)
         memory = model.memory()
         self.memory: Memory | None = None if memory is None else memory.copied()
-        # LSTM states after the steps that are under way. They are written to `memory` when these steps are finished.
+        # LSTM states after the steps that have begun. They are written to `memory` when these steps are finished.
         self.next_memory: Any = None if memory is None else memory.copied()
         self.storage.episode_starts[0] = model._last_episode_starts
 
@@ -81,7 +81,7 @@ class GroupedRollout:
         return True
 
     def _act(self, groups: list[int]) -> None:
-        """Draw the next actions of these groups in one forward pass, and send them."""
+        """Draw the next actions of these groups in one forward pass, and send them to the envs."""
         if not groups:
             return
         rows, slots = self.groups.rows_of(groups), self.groups.env.slots
@@ -122,7 +122,7 @@ class GroupedRollout:
         storage.episode_starts[steps[within] + 1, rows[within]] = dones[within]
         for step in {int(self.taken[episode.env_index]) for episode in outcome.finished}:
             finished = [episode for episode in outcome.finished if self.taken[episode.env_index] == step]
-            if any(episode.truncated or episode.lost for episode in finished):  # reading values makes the host wait
+            if any(episode.truncated or episode.lost for episode in finished):  # copying values makes the host wait
                 after = None if self.next_memory is None else self.next_memory.states
                 values = storage.row("values", step)
                 self.actor.bootstrap_truncated(finished, storage.rewards[step], values, step, after)
@@ -134,7 +134,7 @@ class GroupedRollout:
         self.taken[rows] += 1
 
     def _note(self, outcome: GroupStep, steps: Int64Array, rows: Int64Array, dones: BoolArray) -> None:
-        """Store the infos by step. If there are records, all these envs have one worker and are at the same step."""
+        """Store the infos by step. `outcome.records` are of one worker, whose envs are all at the same step."""
         self.dones[steps, rows] = dones
         np.subtract.at(self.missing, steps, 1)
         for step in {*steps.tolist()}:
@@ -161,7 +161,7 @@ class GroupedRollout:
         return True
 
     def _leave(self) -> None:
-        """Set the state from which the next rollout begins. At this time no group is stepping."""
+        """Set the model's state from which the next rollout begins. At this time no group is stepping."""
         self.groups.finish()
         self.model._last_obs = copy_observations(self.groups.env.slots.observations)
         if self.memory is None:
@@ -169,4 +169,4 @@ class GroupedRollout:
             self.model._last_episode_starts = slots.terminations | slots.truncations
         else:
             self.model.remember(self.memory.states)
-            self.model._last_episode_starts = self.memory.episode_starts  # True also after a refused first action
+            self.model._last_episode_starts = self.memory.episode_starts  # True before an episode's first step

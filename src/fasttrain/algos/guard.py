@@ -39,9 +39,9 @@ class Guard:
     """Watches the updates of one model.
 
     Args:
-        at_limit: what to do after too many bad rounds in a row, the value of the setting `nan_guard`.
+        at_limit: what to do after too many rounds in a row without a finite update; from the setting `nan_guard`.
         say: prints a line for the user.
-        max_skipped: maximum number of bad rounds in a row.
+        max_skipped: maximum number of such rounds in a row.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Guard:
     ) -> None:
         self.at_limit, self.say, self.max_skipped = at_limit, say, max_skipped
         self.skipped = 0  # number of skipped updates
-        self.in_a_row = 0  # rounds without a finite update
+        self.in_a_row = 0  # rounds in a row without a finite update
         self.rollbacks = 0
-        self.rolled_back = False  # True until the first good round after a rollback
+        self.rolled_back = False  # True after a rollback, until a round has only finite updates
         self._silent_below = 0  # number of skipped updates at which the next line is printed
         self.since_copy = 0  # updates since the last copy
-        self._copies: list[list[Tensor]] = []  # at most two; all updates between the two were good
+        self._copies: list[list[Tensor]] = []  # at most two copies; all updates between them were good
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What a checkpoint stores of the guard: plain values, and arrays by name."""
@@ -79,7 +79,7 @@ class Guard:
             setattr(self, name, type(getattr(self, name))(state[name]))
         self._copies = [_copy(model) for _ in range(min(2, int(state["copies"])))]
         if (tensors := sum(map(len, self._copies))) != len(arrays):
-            raise ConfigError(f"the checkpoint has {len(arrays)} arrays to roll back to, this policy {tensors}")
+            raise ConfigError(f"the checkpoint has {len(arrays)} arrays for a rollback, this policy has {tensors}")
         for number, copy in enumerate(self._copies):
             for place, tensor in enumerate(copy):
                 values = tensor.numpy(force=True).copy()
@@ -128,7 +128,7 @@ class Guard:
         raise DivergedError(
             f"{rounds}{again}, at step {model.num_timesteps}: {why}. The weights "
             f"{'' if _is_whole(model) else 'of the actor '}are those of the last good update; "
-            "lower algo.learning_rate, scale rewards and observations, or look at what was named"
+            "lower algo.learning_rate, scale rewards and observations, or remove the cause named here"
         )
 
     def _copy_for_rollback(self, model: Any, updates: int) -> None:
@@ -153,7 +153,7 @@ def restore(model: Any, copy: list[Tensor]) -> None:
 
 
 def _tensors_of(model: Any) -> list[Tensor]:
-    """Weights and buffers, then the entropy's weight if SAC learns it, then the optimizers' states."""
+    """Weights and buffers, then `log_ent_coef` if SAC learns it, then the optimizers' states."""
     entropy = getattr(model, "ent_coef_optimizer", None)
     learned = [] if entropy is None else [each for group in entropy.param_groups for each in group["params"]]
     optimizers = [*optimizers_of(model.policy), *([] if entropy is None else [entropy])]

@@ -26,7 +26,7 @@ from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 from fasttrain.errors import ConfigError, EnvError, naming
 
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
-ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # a policy that never decided until then is an error
+ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # after these a policy that never decided is an error
 
 
 class JointPolicy(BasePolicy):
@@ -77,7 +77,7 @@ class JointEngine(Engine):
     """Acts by the engine of the policy that decides in each row.
 
     Args:
-        members: models by name, whose engines act. None: makes engines of its own, for an opponent.
+        members: models by name, whose engines act. None (for an opponent): makes its own engines.
     """
 
     kind: ClassVar[str] = "torch"
@@ -115,7 +115,7 @@ class JointEngine(Engine):
         return PolicyStep(actions.cpu().numpy(), own, self.after(memory, changed))
 
     def own(self, memory: Any, number: int, rows: Any) -> Any:
-        """The policy's `Memory` for these rows; None if the policies are not recurrent."""
+        """The `Memory` of policy `number` for these rows; None if the policies are not recurrent."""
 
     def after(self, memory: Any, changed: list[tuple[int, Any, Any]]) -> Any:
         """The LSTM states after a step. `changed`: (policy number, rows, their new states)."""
@@ -150,8 +150,8 @@ VIEWED = ("_observations", "_actions", "_masks")
 
 
 class JointStorage(RolloutStorage):
-    """One rollout of all policies of a `model`. Members' storages share its tensors, and leave out other rows. A policy
-    with a view has observations and actions of its own. They are copied when the rollout is full."""
+    """One rollout of all policies of a `model`. The policies' storages share its tensors, and each leaves out other
+    policies' rows. A policy that sees only a part gets copies of this part when the rollout is full."""
 
     def __init__(self, *args: Any, model: Any, **further: Any) -> None:
         super().__init__(*args, **further)
@@ -172,9 +172,9 @@ class JointStorage(RolloutStorage):
     ) -> None:
         """Fill `advantages` and `returns`. Each row gets the numbers of the policy that decided in it.
 
-        A transition is left out if the rollout or a truncated episode ends at a decision of another policy (JOINT: a
-        truncated episode at a decision of no policy). Its outcome is then unknown, because a policy's value network has
-        not learned the states in which other policies decide.
+        DECISIONS and STEPS leave out a transition if the rollout or a truncated episode ends at another policy's
+        decision, because a policy's value network has not learned the states in which other policies decide. JOINT
+        leaves it out only if a truncated episode ends where no policy decides.
         """
         model, values, owners = self.model, self.values, self.model.policy.owners(self.observations)
         absent = np.zeros_like(owners, np.bool_) if self._left_out is None else self._left_out
@@ -192,7 +192,7 @@ class JointStorage(RolloutStorage):
             for step, env, policy, value in self.finals:
                 owner = owners[step, env] if policy is None else policy
                 if number == owner or (kind == JOINT and owner >= 0):
-                    # With STEPS the rewards are discounted below; a lost step (None) discounts nothing of its own.
+                    # STEPS: `by_env_steps` discounts the rewards, also for the lost step (None), so no `gamma` here.
                     rewards[step, env] += np.float32(1.0 if kind == STEPS and policy is None else gamma) * value
                 else:
                     unknown[step, env] = True
@@ -218,7 +218,7 @@ class JointStorage(RolloutStorage):
 
 def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tuple[Float32Array, Float32Array]:
     """Rewards and discounts (T, N) that make `advantages_of` discount each env step between two decisions."""
-    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # steps since the last and until the next decision
+    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # env steps since the last decision; to the next
     for step in range(1, len(rewards)):
         since[step] = np.where(left_out[step], since[step - 1] + 1, 0)
         gap[-1 - step] = np.where(left_out[-step], gap[-step] + 1, 1)
@@ -244,7 +244,7 @@ class _NotesRewards:
             except (TypeError, ValueError):
                 own[:] = np.nan
             if not np.isfinite(own).all():
-                raise EnvError(f"policies.{name}.reward_key={key}: an info has {told!r:.100}; return a number in it")
+                raise EnvError(f"policies.{name}.reward_key={key}: the infos have {told!r:.100}; return numbers")
         self._callback.update_locals(given)
 
 
@@ -321,8 +321,8 @@ class Joint:
     def bootstrap_truncated(
         self: Any, finished: Any, rewards: Float32Array, values: Any, step: int, lstm_states: Any = None
     ) -> None:
-        """Store which policy decides at the last observation of each truncated episode, and the value. A lost step is
-        left out of the rollout, and the observation before it counts as the last one."""
+        """Store for each truncated episode the policy that decides at the last observation, and its value there. If a
+        fault ended an episode (`lost`), the last step is left out, and the observation before it counts as the last."""
         storage = self.rollout_buffer.storage
         for episode in finished:
             env, last = episode.env_index, episode.final_observation
@@ -343,13 +343,13 @@ class Joint:
         self.rollouts += 1
         idle = [name for name, count in self.engine.decisions.items() if not count]
         if idle and (self.rollouts >= ENOUGH_ROLLOUTS or len(self.ep_info_buffer) >= ENOUGH_EPISODES):
-            raise ConfigError(f"policies.{idle[0]} has decided nothing in {self.num_timesteps:,} env steps; look at "
-                              "its decides, or remove it")  # fmt: skip
+            raise ConfigError(f"policies.{idle[0]} has decided nothing in {self.num_timesteps:,} env steps; change "
+                              "its setting decides, or remove it")  # fmt: skip
         untold = sorted({*self.reward_keys} - self.engine.told)
         if untold and len(self.ep_info_buffer) >= ENOUGH_EPISODES:
             name = untold[0]
             raise ConfigError(f"policies.{name}.reward_key={self.reward_keys[name]}: no info has had such an entry in "
-                              f"{self.num_timesteps:,} env steps; name one that `step` returns")  # fmt: skip
+                              f"{self.num_timesteps:,} env steps; name an entry that `step` returns")  # fmt: skip
         self.engine_now()
         for name, member in self.members.items():
             member._logger, member.num_timesteps = _NamedLogger(self.logger, name), self.num_timesteps

@@ -38,7 +38,7 @@ class JointRecurrentEngine(JointEngine):
 
 class _MemberStorage(RecurrentStorage):
     def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
-        """As `RecurrentStorage.begins`, but only the episode's end ends a sequence, not rows of other policies."""
+        """As `RecurrentStorage.begins`, but a sequence ends only with its episode, not at rows of other policies."""
         episodes = self.episode_starts.cumsum(axis=0).reshape(-1)[order]
         begins: BoolArray = np.ones(len(order), np.bool_)
         begins[1:] = (np.diff(order % self.num_envs) != 0) | (np.diff(episodes) != 0) | (np.diff(order) < 0)
@@ -53,7 +53,7 @@ class JointRecurrentStorage(JointStorage, RecurrentStorage):
         for member, units in zip(model.members.values(), model.policy.units, strict=True):
             storage: Any = member.rollout_buffer.storage
             storage._states = tuple(part[..., units] for part in self._states)
-            storage.__class__ = _MemberStorage  # the member made it as a RecurrentStorage
+            storage.__class__ = _MemberStorage  # the policy's model made a RecurrentStorage
 
 
 class _JointRecurrent(Joint):

@@ -51,7 +51,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     """The base of DQN and SAC. If the replay buffer is no `ReplayStorage`, SB3's own loops run."""
 
     _updates_often = True
-    dims: list[int]  # sizes of the sub-actions; a mask has their entries side by side
+    dims: list[int]  # sizes of the sub-actions; their sum is a mask's width
     use_masking = False
     prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: uniform replay
 
@@ -92,7 +92,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
             )
         if self.engine.settings.compile_mode is not None and (failure := self.prepare(env)):
-            warnings.warn(f"{failure}; training goes on without it", stacklevel=3)
+            warnings.warn(f"{failure}; training continues without torch.compile", stacklevel=3)
         callback.update_locals(  # variables of SB3's loop that are the same in all steps
             {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
              "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
@@ -100,7 +100,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         )  # fmt: skip
         with self.collector.clock.phase("buffer"):
             done = self._collect(source, storage, callback, train_freq, action_noise, learning_starts, log_interval)
-        if isinstance(storage, HindsightStorage) and not storage.can_draw:  # the warm-up needs an ended episode
+        if isinstance(storage, HindsightStorage) and not storage.can_draw:  # updates need an ended episode
             self.learning_starts = max(self.learning_starts, self.num_timesteps)
         return done
 
@@ -131,7 +131,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             step = collector.step(source, actions)
             self.num_timesteps += source.slots.transitions
             num_steps += 1
-            if self.engine.guard is not None:  # all last observations are stored, so all are checked
+            if self.engine.guard is not None:  # all last observations are stored, so they are checked too
                 normalizer = self._vec_normalize_env
                 check_step(step.observations, step.rewards, source.slots.finished, self.num_timesteps, normalizer)
             clock.enter("log")
@@ -181,7 +181,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
         """Draw the next update's batches in a thread; see `Prefetching`.
 
-        With `deterministic` no thread is used, because a batch depends on every number drawn before it.
+        With `deterministic` no thread is used: its timing would decide which transitions are in a batch.
         """
         self.collector.sampler.close()
         self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)

@@ -21,8 +21,8 @@ NOBODY, SEVERAL = -1, -2  # used instead of a policy's number
 class View(NamedTuple):
     """The parts of the game's observations and actions that one policy sees and chooses. None: all of them."""
 
-    columns: Int64Array | None = None  # of an observation
-    actions: slice | None = None  # numbers of an action
+    columns: Int64Array | None = None  # column indices of an observation
+    actions: slice | None = None  # entries of an action
     masks: slice = slice(None)  # entries of an action mask
     seat: tuple[Any, Any] | None = None  # the policy's observation and action space, if the policies' spaces differ
 
@@ -35,7 +35,7 @@ class View(NamedTuple):
         return observations if self.columns is None else np.take(observations, self.columns, axis=1)
 
     def placed(self, given: Any, space: spaces.Space[Any]) -> Tensor:
-        """The policy's actions as actions of the game. Numbers that the policy does not choose are 0."""
+        """The policy's actions as actions of the game. Entries that the policy does not choose are 0."""
         actions: Tensor = torch.as_tensor(given)
         if self.actions is None:
             return actions
@@ -51,8 +51,8 @@ def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, set
     Args:
         seen: the columns of a frame that the policy sees; a frame has `width` columns. None: all columns.
         frames: how many frames are stacked.
-        goals: number of goals. The last number of an action chooses a goal. 0: the game has no goals.
-        sets_goals: whether this policy chooses goals. Other policies choose the numbers before the last.
+        goals: number of goals. The last entry of an action chooses a goal. 0: the game has no goals.
+        sets_goals: whether this policy chooses goals. Other policies choose the entries before the last.
     """
     columns = None if seen is None else np.add.outer(np.arange(frames) * width, np.array(seen, np.int64)).ravel()
     if not goals:
@@ -63,10 +63,10 @@ def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, set
 
 
 def view_of_seats(seats: Sequence[tuple[Any, Any]], seen: Sequence[int] | None, what: str) -> View:
-    """The view of a policy for `seats`, each (observation space, action space). Raises ConfigError: seats differ."""
+    """The view of a policy for `seats`: pairs (observation space, action space). Raises ConfigError: pairs differ."""
     (shown, actions), *others = seats
     if any(other != (shown, actions) for other in others):
-        raise ConfigError(f"{what}: the seats for which it decides have different spaces; give each a policy")
+        raise ConfigError(f"{what}: the seats for which it decides have different spaces; use one policy per seat")
     columns = np.array(range(shown.shape[0]) if seen is None else seen, np.int64)
     numbers = slice(actions.shape[0]) if isinstance(actions, spaces.Box) else None
     entries = slice(int(actions.n)) if isinstance(actions, spaces.Discrete) else slice(None)
@@ -74,7 +74,7 @@ def view_of_seats(seats: Sequence[tuple[Any, Any]], seen: Sequence[int] | None, 
 
 
 class Viewed(VecEnvWrapper):
-    """`venv` with the spaces of a policy's view. A model that is built with it keeps only the spaces."""
+    """`venv` with the spaces that one policy sees. A model built with it takes only these spaces from it."""
 
     def __init__(self, venv: VecEnv, view: View) -> None:
         seen: Any
@@ -138,12 +138,12 @@ class Owners:
         return [(found[0][0], slice(None))] if len(found) == 1 else found
 
     def check(self, owners: Int64Array) -> None:
-        """Raises ConfigError: no policy takes a decision, or several do."""
+        """Raises ConfigError: a decision belongs to no policy, or to several."""
         if (owners < 0).any():
             how = "several" if (owners == SEVERAL).any() else "none"
             raise ConfigError(
-                f"policies: a decision belongs to {how} of {', '.join(self.names)}; the phases in decides must exclude "
-                "each other, and decides: others takes what is left"
+                f"policies: a decision belongs to {how} of {', '.join(self.names)}; the phases in decides must not "
+                "overlap; a policy with decides: others takes all other decisions"
             )
 
 

@@ -64,7 +64,7 @@ class PolicyView(ABC):
         dims: sizes of the sub-actions; None if there is only one.
     """
 
-    layout = ""  # how a minibatch lays out sequences; empty: not recurrent
+    layout = ""  # "padded" or "grouped" sequences in a minibatch; empty: not recurrent
 
     def __init__(self, policy: Any, precision: Precision | None = None, dims: Sequence[int] | None = None) -> None:
         self.policy, self.precision, self.dims = policy, precision, dims
@@ -137,7 +137,7 @@ class CategoricalView(NetworkView):
         return multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
 
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
-        """The masks. A maskable policy gets all-legal masks for None: sb3-contrib then also normalises logits twice."""
+        """The masks. For None a maskable policy gets all-legal masks: sb3-contrib always normalises logits twice."""
         return torch.ones_like(logits, dtype=torch.bool) if action_masks is None and self.maskable else action_masks
 
 
@@ -170,7 +170,7 @@ class StockView(PolicyView):
 
     def __init__(self, policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> None:
         super().__init__(policy, precision)
-        # SB3's rollout buffer returns all actions except Discrete as float32. sb3-contrib's masked one keeps the dtype.
+        # SB3's rollout buffer returns all actions except Discrete as float32. sb3-contrib's maskable buffer does not.
         self.float_actions = not self.maskable and not isinstance(action_space, spaces.Discrete)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,13 +194,13 @@ class StockView(PolicyView):
 
 
 def view_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> PolicyView:
-    """The fastest view of the policy. It gives the numbers of the policy's own methods, except for `precision`."""
+    """The fastest view of the policy. Its numbers are those of the policy's own methods, except for `precision`."""
     direct = networks_of(policy, action_space, precision) if is_unchanged(policy) else None
     return direct or StockView(policy, action_space, precision)
 
 
 def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> NetworkView | None:
-    """The view of a policy with categorical actions or a diagonal Gaussian; None for other policies."""
+    """A view that calls the policy's networks; None unless actions are categorical or of a diagonal Gaussian."""
     kind: Any = type(policy.action_dist)
     if kind in _SINGLE:
         return CategoricalView(policy, precision)
@@ -210,7 +210,7 @@ def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precisi
 
 
 def is_unchanged(policy: nn.Module) -> bool:
-    """Whether all methods in the action path of `policy` are SB3's own, in its class and instance, without hooks."""
+    """Whether the methods `_ACTION_PATH` of `policy` are SB3's own, in class and instance, and it has no hooks."""
     base = MaskableActorCriticPolicy if isinstance(policy, MaskableActorCriticPolicy) else ActorCriticPolicy
     if not isinstance(policy, base):
         return False
@@ -254,8 +254,8 @@ def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), 
 
     `torch.where` takes 434 µs for 2,048 × 86; a multiply-add by a 0/1 mask is vectorized and takes 28 µs. `exp` is slow
     for numbers below -88 (1,290 µs, not 150), so illegal entries are computed as exp(0) and set to zero afterwards. A
-    row without a legal action is 0 everywhere and has no gradient. In sb3-contrib such a row is -8 from 55 actions on,
-    because -1e8 + log A is rounded there.
+    row without a legal action is 0 everywhere and has no gradient. In sb3-contrib such a row is -8 with 55 or more
+    actions, because -1e8 + log A is rounded there.
     """
     masked = torch.addcmul((legal - 1.0).mul_(-ILLEGAL_LOGIT), logits, legal)
     largest = masked.amax(-1, keepdim=True)
@@ -327,7 +327,7 @@ def multi_log_prob_and_entropy(
     action_masks: Tensor | None = None,  # (B, sum of dims) bool
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:  # (B,), (B,)
-    """The sums over K independent categorical sub-actions. In a masked MultiBinary space each has two choices."""
+    """Log-probabilities and entropies, summed over K categorical sub-actions (MultiBinary: of two choices)."""
     if len(set(dims)) == 1:  # equal sizes: one call on (B, K, A / K)
         shape = (len(logits), len(dims), dims[0])
         masks = None if action_masks is None else action_masks.view(shape)
@@ -343,7 +343,7 @@ def multi_log_prob_and_entropy(
 def _by_sub_action(
     logits: Tensor, dims: Sequence[int], action_masks: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """For each sub-action with a choices: its logits (B, a) and masks (B, a)."""
+    """For each sub-action, of n choices: its logits (B, n) and masks (B, n)."""
     masks = [None] * len(dims) if action_masks is None else torch.split(action_masks, list(dims), 1)
     for part, mask in zip(torch.split(logits, list(dims), 1), masks, strict=True):
         yield part, None if mask is None else mask.contiguous()

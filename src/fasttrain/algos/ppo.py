@@ -48,7 +48,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     _storage: ClassVar[type[RolloutStorage]] = RolloutStorage
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
     _masked: ClassVar[bool]  # whether the algorithm takes action masks
-    dims: list[int]  # sizes of the sub-actions; a mask has their entries side by side
+    dims: list[int]  # sizes of the sub-actions; their sum is a mask's width
     reuse: Reuse | None = None  # updates use the last few rollouts; None: only the newest
 
     def _setup_model(self) -> None:
@@ -69,7 +69,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """Fill the rollout buffer. An algorithm with masks uses them unless `use_masking` is False."""
         if not has_stock_buffer(self):
             if self._masked and use_masking is None:  # MaskableRecurrentPPO: SB3 has no loop for it
-                raise ConfigError(f"{type(self).__name__} needs its own rollout buffer; leave rollout_buffer alone")
+                raise ConfigError(f"{type(self).__name__} needs its own rollout buffer; do not replace rollout_buffer")
             masked = {} if use_masking is None else {"use_masking": use_masking}
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, **masked)
         with self.collector.clock.phase("buffer"):
@@ -80,13 +80,13 @@ class _PPO(Fast, OnPolicyAlgorithm):
 
         Raises:
             DivergedError: too many rounds in a row had no finite update; see `guard.py`.
-            ConfigError: the rollout is in a buffer that only SB3's update reads, with an own `loss` or with `reuse`.
+            ConfigError: an own `loss` or `reuse` is set, but the rollout is in a buffer that only SB3's update reads.
         """
         if not isinstance(self.rollout_buffer, RolloutView):  # the user's own, or a stock buffer that the user filled
             if has_own_loss(self) or self.reuse is not None:
                 raise ConfigError(
                     f"reuse or an own loss with a rollout in a {type(self.rollout_buffer).__name__}: SB3's own "
-                    "update, which serves such a buffer, does not use it; remove rollout_buffer_class"
+                    "update runs for such a buffer, and ignores reuse and own losses; remove rollout_buffer_class"
                 )
             return super().train()
         if not len(self.rollout_buffer.storage.rows):
@@ -162,7 +162,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """A `Memory` of the LSTM states before the next step; None for a policy without an LSTM."""
 
     def remembered(self) -> dict[str, Any]:
-        """Arguments that only the storage of a recurrent algorithm has."""
+        """Further arguments of `_storage`, for subclasses that need them."""
         return {}
 
 
@@ -175,7 +175,7 @@ class PPO(_PPO, stable_baselines3.PPO):
 class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
     """Drop-in for `sb3_contrib.MaskablePPO`; `engine="kernels"` computes an MLP policy in compiled kernels.
 
-    In a state without a legal action any action is drawn, as in sb3-contrib. `collector.empty_masks` counts them.
+    In a state without a legal action any action is drawn, as in sb3-contrib. `collector.empty_masks` counts the states.
     """
 
     _masked = True
@@ -210,7 +210,7 @@ def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: 
     `approx_kl` estimates KL(old ‖ new) and is never negative, http://joschu.net/blog/kl-approx.html
 
     Args:
-        numbers: a `PPOWork`, or the `Coefficients` of compiled code. A term without a weight in it has weight 1.
+        numbers: a `PPOWork` or `Coefficients` with the weights `ent_coef` and `vf_coef`. Other terms have weight 1.
     """
     weights = {"entropy_loss": numbers.ent_coef, "value_loss": numbers.vf_coef}
     parts = [weights[name] * term if name in weights else term for name, term in terms.items()]
@@ -262,7 +262,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     continuous = model.collector.schedule == "continuous"
     rollout = storage_of(model, n_rollout_steps * (LONGEST if continuous else 1), env.num_envs)
     if model.engine.settings.compile_mode is not None and (failure := model.prepare(env)):
-        warnings.warn(f"{failure}; training goes on without it", stacklevel=4)
+        warnings.warn(f"{failure}; training continues without torch.compile", stacklevel=4)
     source = model.collector.source_of(env)
     if use_masking and not source.masked:
         raise NoMasksError(
@@ -304,7 +304,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
 def _in_lockstep(
     model: Any, engine: Any, source: SlotSource, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback
 ) -> bool:
-    """Act for all envs, step all envs and store, T times. Returns False if the callback asked to stop."""
+    """T times: act for all envs, step them and store the results. Returns False if the callback asked to stop."""
     collector, clock, policy = model.collector, model.collector.clock, model.policy
     guarded, normalizer = engine.guard is not None, model._vec_normalize_env
     continuous = isinstance(model.action_space, spaces.Box)

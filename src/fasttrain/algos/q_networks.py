@@ -27,7 +27,7 @@ from fasttrain.errors import EnvError
 
 
 def _parts(tensor: Tensor, dims: Sequence[int]) -> tuple[Tensor, ...]:
-    """The columns of each sub-action."""
+    """For each sub-action its columns (B, choices)."""
     return tensor.split(list(dims), 1)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -49,8 +49,8 @@ def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -
 def random_actions(
     space: spaces.Space[Any], dims: Sequence[int], count: int, masks: BoolArray | None
 ) -> NDArray[Any]:  # (count,) or (count, K)
-    """Random legal actions, uniform in each row, in one draw from the space's stream. For a Discrete space without
-    masks they equal the results of `count` calls of `space.sample`."""
+    """Random legal actions, uniform in each row, in one draw from the space's generator. For a Discrete space
+    without masks they equal the results of `count` calls of `space.sample`."""
     rng, size = space.np_random, (count, len(dims))
     drawn = rng.integers(0, dims, size=size) if masks is None else draw_choices(rng, dims, count, masks)
     return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn

@@ -1,8 +1,8 @@
 """RecurrentPPO and MaskableRecurrentPPO: PPO with an LSTM or GRU, in the loops of `ppo.py`.
 
-The states between two steps are `_last_lstm_states`, as in SB3. Minibatches consist of sequences. For exact results the
-policy's own methods evaluate padded sequences, as in SB3. Where rounding may differ, only the LSTM sees sequences, many
-in one call, and all other layers see the minibatch's rows without padding.
+The LSTM states after a step are in `_last_lstm_states`, as in SB3. Minibatches consist of sequences. For exact results
+the policy's own methods evaluate padded sequences, as in SB3. If rounding may differ, only the LSTM gets sequences,
+many in one call. All other layers get the minibatch's rows without padding.
 
 sb3-contrib has no such class with masks. A zip of MaskableRecurrentPPO loads by `fasttrain.MaskableRecurrentPPO`, or
 by `sb3_contrib.RecurrentPPO` together with `recurrent_policies.py`, a file that imports nothing of fasttrain.
@@ -43,9 +43,9 @@ from fasttrain.spec.computing import check_last_minibatch
 # If a policy overrides one of these methods, the policy's own methods are called, not the faster code of this file.
 _PATH = ("forward", "evaluate_actions", "predict_values", "_process_sequence", "_get_action_dist_from_latent",
          "extract_features", "__call__")  # fmt: skip
-_SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding changes the results of these
-Run = Callable[[str, Tensor], Tensor]  # "pi" (actor) or "vf" (critic), features (B, F) → outputs (B, H) of its LSTM
-# These replace sb3-contrib's policies only if `cell` is given, so that stock SB3 can load all other zips.
+_SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # layers whose results padding changes
+Run = Callable[[str, Tensor], Tensor]  # runs the LSTM "pi" (actor) or "vf" (critic): features (B, F) → outputs (B, H)
+# sb3-contrib's policy → the policy that replaces it if `cell` is given. Stock SB3 can load all zips without `cell`.
 WITH_CELLS: dict[Any, Any] = {
     MlpLstmPolicy: CellActorCriticPolicy,
     CnnLstmPolicy: CellActorCriticCnnPolicy,
@@ -54,7 +54,7 @@ WITH_CELLS: dict[Any, Any] = {
 
 
 class PaddedView(PolicyView):
-    """The policy's own methods, called as sb3-contrib calls them."""
+    """Calls the policy's own methods, as sb3-contrib does. Minibatches are padded sequences."""
 
     layout = "padded"
 
@@ -88,7 +88,7 @@ class PaddedView(PolicyView):
 
 
 class UnpaddedView(PaddedView):
-    """The policy's own modules, called on the minibatch's rows. Only the LSTM gets the rows as sequences."""
+    """Calls the policy's modules on the minibatch's rows. Only the LSTM gets the rows as sequences."""
 
     layout = "grouped"
 
@@ -128,7 +128,7 @@ class UnpaddedView(PaddedView):
         return Evaluated(values.flatten(), log_probs, distribution.entropy())
 
     def _run_sequences(self, lstm: Any, features: Tensor, states: Any, groups: Any) -> Tensor:
-        """Outputs (B, H) of an LSTM for the rows (B, F) of sequences that begin with `states` (L, S, H)."""
+        """Run an LSTM on sequences: rows (B, F) → outputs (B, H). `states` (L, S, H): the first of each sequence."""
         outputs = []
         for group in groups:
             steps, count = group.shape
@@ -186,7 +186,7 @@ class RecurrentEngine(TorchEngine):
 
 
 class _Recurrent:
-    """Adds LSTM states to `_PPO`. A subclass lists this class before `_PPO`."""
+    """Adds LSTM states to `_PPO`. A subclass has this base class before `_PPO`."""
 
     _torch_engine: Any = RecurrentEngine
     _storage: Any = RecurrentStorage
@@ -257,7 +257,7 @@ class MaskableRecurrentPPO(_Recurrent, _PPO, sb3_contrib.RecurrentPPO):
         deterministic: bool = False,
         action_masks: Any = None,
     ) -> Any:
-        """Actions, legal ones if masks (N, A) are given, and the `state` for the next call."""
+        """Actions (only legal ones if masks (N, A) are given), and the `state` for the next call."""
         policy: Any = self.policy
         return policy.predict(observation, state, episode_start, deterministic, action_masks)
 
@@ -275,5 +275,5 @@ def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
             "fasttrain.algos.recurrent_policies.CellActorCriticPolicy, or remove cell"
         )
     if name != "lstm" and asked.get("lstm_kwargs"):
-        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: remove either")
+        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']} is not possible: remove one")
     return kind

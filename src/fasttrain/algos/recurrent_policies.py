@@ -24,11 +24,11 @@ from sb3_contrib.common.recurrent.policies import (
 from stable_baselines3.common.distributions import make_proba_distribution
 from torch import Tensor, nn
 
-States = tuple[Tensor, Tensor]  # h and c as of an LSTM, (L, N, H) each
+States = tuple[Tensor, Tensor]  # h and c like an LSTM's, (L, N, H) each
 
 
 class GRU(nn.GRU):
-    """torch's GRU with the interface of an LSTM. A GRU has no cell states: it returns the given ones unchanged."""
+    """torch's GRU with the interface of an LSTM. A GRU has no cell states; given ones are returned unchanged."""
 
     def forward(self, inputs: Tensor, states: States) -> tuple[Tensor, States]:  # type: ignore[override]
         """Hidden states (T, N, H) for inputs (T, N, F), and the states after the last step."""
@@ -71,8 +71,8 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
     _masks: Any = None  # the masks of the method call that is running
 
     def _build(self, lr_schedule: Any) -> None:
-        # SB3 builds the networks, so that the same random numbers give the same weights. SB3 has no masked
-        # distributions, in which each bit is a choice of two.
+        # SB3 builds the networks, so that a seed gives the same weights as in SB3. A masked distribution has two logits
+        # per bit. SB3 cannot build it, so SB3 gets an unmasked distribution with as many logits.
         if isinstance(self.action_space, spaces.MultiBinary):
             as_choices = spaces.MultiDiscrete([2] * int(np.prod(self.action_space.n)))
             self.action_dist = make_proba_distribution(as_choices)
@@ -81,7 +81,7 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
 
     @contextmanager
     def _within(self, action_masks: Any) -> Iterator[None]:
-        # SB3's methods call each other without masks, so the masks of the outer call are kept here.
+        # SB3's methods call each other without masks, so `_masks` keeps the masks of the outer call.
         before = self._masks
         self._masks = before if action_masks is None else action_masks
         try:

@@ -6,7 +6,7 @@ Before an update, the present policy evaluates the older rollouts:
 - ρ is the probability of the action now ÷ its probability when it was taken.
 - Values and advantages are computed anew, with traces cut at min(1, ρ) as in V-trace (Espeholt et al. 2018).
 - The update is that of decoupled PPO (Hilton et al. 2022): the ratio is clipped around the policy before the update,
-  and ρ weighs the advantage. With ρ = 1 this is PPO. GePPO clips ρ × ratio in the same place.
+  and ρ weighs the advantage. With ρ = 1 this is PPO. GePPO clips ρ × ratio around ρ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK = 4_096  # rows that the policy evaluates in one call
 
 
 class Reuse:
-    """The last `count` rollouts of a model, in blocks of N columns of one storage.
+    """The last `count` rollouts of a model in one storage, where each rollout has N columns.
 
     Attributes:
         stored: rollouts stored so far.
@@ -59,7 +59,7 @@ class Reuse:
         self._keep_last(model, here)
         self.stored += 1
         training = model.policy.training
-        model.policy.set_training_mode(False)  # as when the rollouts were collected
+        model.policy.set_training_mode(False)  # the mode in which the rollouts were collected
         for older in range(min(self.stored, self.count)):
             if older != block or dropped is not None:
                 self._rate(model, self._columns(older))
@@ -86,7 +86,7 @@ class Reuse:
         return slice(block * self.num_envs, (block + 1) * self.num_envs)
 
     def _keep_last(self, model: Any, here: slice) -> None:
-        """Keep observations and dones after the newest rollout's last step, for the values at its end."""
+        """Store the observations and dones after the newest rollout's last step: its advantages need them."""
         each_array(lambda kept, part: kept.__setitem__(here, part), self.last_observations, model._last_obs)
         self.last_dones[here] = model._last_episode_starts
         rests = model.collector.source.slots.rests
@@ -94,7 +94,7 @@ class Reuse:
 
     @torch.no_grad()
     def _rate(self, model: Any, here: slice) -> None:
-        """Compute values, log-probabilities, advantages and weights of these columns by the present policy."""
+        """Compute values, log-probabilities, advantages and weights ρ of the columns `here` by the present policy."""
         storage: Any = self.storage
         kept = torch.as_tensor(~self.absent[:, here]).to(storage.device)
         seen = {key: part[:, here][kept] for key, part in storage._observations.items()}
@@ -126,7 +126,7 @@ class Reuse:
         storage._returns[:, here] = torch.from_numpy(now + traces * advantages).to(storage.device)
 
     def _weigh(self, normalize: bool) -> None:
-        """Multiply advantages by weights, after normalising them by their weighted moments over all rollouts."""
+        """Multiply advantages by weights; if `normalize`, first normalise by weighted moments over all rollouts."""
         storage: Any = self.storage
         advantages, kept = storage.advantages, ~storage._left_out
         if normalize:
@@ -139,14 +139,14 @@ class Reuse:
     # --- checkpoints
 
     def state(self) -> tuple[int, dict[str, NDArray[Any]]]:
-        """Rollouts stored so far, and all arrays that the next update needs; none if it needs only the next rollout."""
+        """Number of rollouts stored so far, and all arrays that the next update needs; 0 and {} if `count` is 1."""
         if self.count == 1:
             return 0, {}
         tensors = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
         return self.stored, self._arrays() | tensors
 
     def load(self, model: Any, stored: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Continue with a stored state. Raises ConfigError: the state does not fit."""
+        """Continue with a result of `state`. Raises ConfigError: names or shapes do not fit the model."""
         if not stored:
             return
         self._begin(model, model.rollout_buffer.storage)

@@ -28,19 +28,19 @@ from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.vec.base import SlotSource
 
-LOGGED = ("ent_coef", "n_updates", "skipped_steps")  # keys of the log that no term of a loss may have
-OF_ACTOR = ("actor_loss", "ent_coef_loss")  # names that no term of the critics' loss may have
+LOGGED = ("ent_coef", "n_updates", "skipped_steps")  # logged names that no loss term may have
+OF_ACTOR = ("actor_loss", "ent_coef_loss")  # names that no term of the critics' loss may have, either
 
 
 class Evaluated(NamedTuple):
     """What the networks compute for a batch of B transitions. All but `ent_coef` and `target` carry gradients."""
 
-    actions: Tensor  # (B, A) from -1 to 1, drawn by the actor for the observations
+    actions: Tensor  # (B, A) from -1 to 1, drawn by the actor for `batch.observations`
     log_probs: Tensor  # (B, 1) of `actions`
     ent_coef: Tensor  # () or (1,) the weight of the entropy
     target: Tensor  # (B, 1) the TD target of the critics
-    # The values (B, 1) by each critic. `critic_loss` gets the values of the batch's actions. `actor_loss` gets the
-    # values of `actions`, by critics that have learned from this batch.
+    # Values (B, 1) from each critic. `critic_loss` gets the values of `batch.actions`. `actor_loss` gets the values
+    # of `actions`, from critics that have learned from this batch.
     q_values: tuple[Tensor, ...]
 
 
@@ -49,7 +49,7 @@ class SACWork(NamedTuple):
 
     gradient_steps: int
     batch_size: int
-    gamma: float  # discount factor, if a batch has no discounts of its own
+    gamma: float  # discount factor; not used if a batch has `discounts`
     tau: float
     target_update_interval: int
     target_entropy: float
@@ -104,7 +104,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         if engine.kind == "torch":
             return self._sample_action(learning_starts, action_noise, source.num_envs)
         if random:
-            space: Any = self.action_space  # one draw of N rows gives the same numbers as N draws
+            space: Any = self.action_space  # one draw for N envs gives the numbers of N calls of `sample`
             size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # integer actions include `high`
             drawn = space.np_random.uniform(space.low, space.high.astype(np.float64) + whole, size)
             scaled = self.policy.scale_action((np.floor(drawn) if whole else drawn).astype(space.dtype))
@@ -120,9 +120,9 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         """Take `gradient_steps` updates, each on a batch of its own, and log them as SB3 does.
 
         Raises:
-            DivergedError: too many rounds in a row had no finite update; see `guard.py`.
+            DivergedError: too many calls in a row had no finite update; see `guard.py`.
         """
-        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads all other buffers
+        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update takes any other buffer
             return super().train(gradient_steps, batch_size)
         clock, critic = self.collector.clock, self.critic.optimizer
         learners = [self.actor.optimizer, *filter(None, [self.ent_coef_optimizer])]
@@ -202,20 +202,20 @@ class SAC(OffPolicy, stable_baselines3.SAC):
 
 
 class SACStep(TorchStep):
-    """The optimizers' steps of SAC's updates. A guarded step is skipped unless its loss and gradients are finite."""
+    """The optimizers' steps of SAC's updates. A guard skips a step if its loss or a gradient is not finite."""
 
     def __init__(self, engine: Engine, optimizers: list[torch.optim.Optimizer]) -> None:
         super().__init__(engine, math.inf, optimizers)
 
     def begin(self) -> None:
-        """Begin an update: of the critics, then of the actor and the entropy's weight."""
+        """Begin an update. It has two steps: first of the critics, then of the actor and the entropy's weight."""
         self.taken += 1
         self.noted.append({})
         if self.guarded:
             self.norms.append(torch.zeros(()))
 
     def descend(self, terms: dict[str, Tensor], *optimizers: torch.optim.Optimizer) -> bool:
-        """Let the optimizers step down the gradient of the terms' sum. Returns False if the step was skipped."""
+        """Take one step of the optimizers to minimise the sum of `terms`. Returns False if the step was skipped."""
         loss, parameters = reduce(torch.add, terms.values()), parameters_of(optimizers)
         self.clock.enter("train_bwd")
         for parameter in parameters:

@@ -1,6 +1,6 @@
 """Opponents in self-play: copies of a policy that only act, and the pool of earlier versions of the learner.
 
-Players act in batches, and by compiled kernels if the learner does. The pool rates each of its versions.
+Players act in batches, and by compiled kernels if the learner does. The pool gives each version an Elo rating.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _acting_part(policy: Any) -> Any:
 
 
 class Player:
-    """Acts with a copy of the model's weights, by the same kind of engine. Only `load` changes its weights.
+    """Acts with a copy of the model's weights, by the same kind of engine. Only `load` changes this copy.
 
     Actions are drawn from the policy's distribution. A policy with Q-values takes the best action, and sometimes a
     random action, because a learner learns little from an opponent without randomness.
@@ -50,7 +50,7 @@ class Player:
         self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
         self.engine.guard = None
         self.engine.begin()
-        self.lstm_states: RNNStates | None = None  # after the last actions; None: not recurrent
+        self.lstm_states: RNNStates | None = None  # states after the last `act`; None: not recurrent
         self._dims = action_dims(model.action_space) if hasattr(policy, "q_net") else []
         self._shape = model.action_space.shape or ()
 
@@ -72,15 +72,15 @@ class Player:
 
 FIRST_RATING = 1000.0
 K_FACTOR = 16.0  # maximum change of a rating by one game; FIDE uses 10 for strong players, 20 for others
-ACTIVE = 2  # snapshots of the pool that play at a time; every step takes one forward pass per snapshot
-SPREAD = 400.0  # rating difference at which the stronger player is expected to score 10 of 11
+ACTIVE = 2  # snapshots of the pool that play at the same time; a step takes one forward pass for each of them
+SPREAD = 400.0  # rating difference at which the stronger player is expected to win 10 of 11 points
 
 
 @dataclass(slots=True)
 class Snapshot:
     """One version of the learner."""
 
-    number: int  # of the snapshot; 0: the untrained policy
+    number: int  # 0 (the untrained policy), 1, 2, …
     env_steps: int  # the run's env steps when the snapshot was taken
     weights: Weights
     rating: float = FIRST_RATING  # Elo
@@ -103,7 +103,7 @@ class SnapshotPool:
     """Opponents for N envs, drawn per episode: with probability `latest` the latest snapshot, else one from the pool.
 
     The pool is a uniform sample of all snapshots before the latest (reservoir sampling, Vitter 1985), so that early
-    versions stay among the opponents. `ACTIVE` of the pool play at a time; new ones are drawn at every snapshot.
+    versions stay among the opponents. `ACTIVE` snapshots of the pool play at a time, drawn anew with each new snapshot.
     Ratings are Elo's, from the learner's games. A new snapshot gets the learner's rating.
 
     Args:
@@ -111,11 +111,11 @@ class SnapshotPool:
         num_envs: N.
         size: snapshots in the pool.
         seed: for the draws of opponents.
-        score_of: gives the learner's share of the points, 0 … 1, from an episode's info; None if that is unknown.
+        score_of: returns the learner's share of the points, 0 … 1, from an episode's info; None if it is unknown.
         latest: probability of the latest snapshot.
-        seats: gives the seat whose turn it is in each env (N,), from 1 on. Each seat has LSTM states of its own. None:
-            one seat per game.
-        again: gives a mask (N,) bool: True where the env refused the last decision and asks for it again. None, or a
+        seats: returns the number, from 1 on, of the seat that decides in each env (N,). Each seat has its own LSTM
+            states. None: one seat per game.
+        again: returns a mask (N,) bool: True where the env refused the last decision and asks for another. None, or a
             result of None: no env refused a decision.
     """
 
@@ -133,9 +133,9 @@ class SnapshotPool:
     pool: list[Snapshot] = field(default_factory=list)
     active: list[Snapshot] = field(default_factory=list)  # snapshots of the pool that play at present
     playing: list[Snapshot] = field(init=False)  # the opponent in each env
-    memory: Any = field(init=False)  # a `Memory` of all first seats, then all second seats, …; None: not recurrent
+    memory: Any = field(init=False)  # `Memory` of seat 1 of all envs, then of seat 2, …; None: not recurrent
     _before: Any = field(init=False)  # the `Memory` before the last decisions; restored if the env refuses an action
-    _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
+    _players: dict[int, Player] = field(default_factory=dict)  # snapshot's number → player
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)
 
@@ -160,7 +160,7 @@ class SnapshotPool:
             self.memory = self.memory.beside(self.model.blank_memory(self.num_envs))
 
     def _take_back(self, envs: Int64Array, places: Int64Array) -> None:
-        """Restore the LSTM states from before the decisions that were refused."""
+        """Restore the LSTM states from before the decisions that the env refused."""
         if self.again is None or (again := self.again()) is None:
             return
         refused = places[again[envs]]
@@ -169,7 +169,7 @@ class SnapshotPool:
         self._before = self.memory.copied()
 
     def take(self, env_steps: int) -> None:
-        """Take a snapshot of the learner. The snapshot that was the latest before may enter the pool."""
+        """Take a snapshot of the learner. The previous snapshot may enter the pool."""
         before, seen = self.current, self.taken - 1
         self.current = self._snapshot(env_steps)
         if len(self.pool) < self.size:
@@ -183,7 +183,7 @@ class SnapshotPool:
             if all(snapshot is not each for each in present):  # the env's opponent left the pool
                 self.playing[env] = self.current
         for number in {*self._players} - {each.number for each in present}:
-            self._spare.append(self._players.pop(number))  # for later use, because copying a policy takes 1 ms
+            self._spare.append(self._players.pop(number))  # reused for a later snapshot: copying a policy takes 1 ms
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         """Actions of the opponents of these envs, with one forward pass per snapshot."""
@@ -252,7 +252,7 @@ class SnapshotPool:
         return {"active": [each.number for each in self.active], "playing": [each.number for each in self.playing]}
 
     def resume(self, state: Mapping[str, Any], positions: Mapping[str, Any]) -> None:
-        """Continue from a `state` and `positions`. Running episodes continue with their opponents.
+        """Continue from results of `state` and `positions`. Running episodes continue with their opponents.
 
         Raises:
             ConfigError: weights are of another network or not finite, or the positions are of other envs or of
@@ -264,14 +264,14 @@ class SnapshotPool:
         known = {each.number: each for each in loaded}
         numbers = [*positions["active"], *positions["playing"]]
         if len(positions["playing"]) != self.num_envs or not set(numbers) <= set(known):
-            raise ConfigError("the checkpoint's opponents are not those of this run's envs")
+            raise ConfigError("the checkpoint's opponents do not fit this run's envs")
         self.rating, self.taken = state["rating"], state["taken"]
         self.current, *self.pool = loaded
         self.active = [known[number] for number in positions["active"]]
         self.playing = [known[number] for number in positions["playing"]]
         self._rng.bit_generator.state = state["rng"]
         self._forget()
-        self._spare += self._players.values()  # the old players of these numbers have weights of other snapshots
+        self._spare += self._players.values()  # players of these numbers still have the weights of other snapshots
         self._players.clear()
 
     def summary(self) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class SnapshotPool:
 def _check_weights(snapshot: Snapshot, like: Weights) -> None:
     weights = snapshot.weights
     if {name: (t.shape, t.dtype) for name, t in weights.items()} != {n: (t.shape, t.dtype) for n, t in like.items()}:
-        raise ConfigError(f"opponent {snapshot.number} is of another network")
+        raise ConfigError(f"opponent {snapshot.number} has weights of another network")
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
             raise ConfigError(f"{name} of opponent {snapshot.number} has numbers that are not finite")

@@ -59,10 +59,10 @@ class TorchStep:
         self.optimizers = [engine.policy.optimizer] if optimizers is None else optimizers
         self.guarded = engine.guard is not None
         self.parameters = list(engine.policy.parameters())
-        self.norms: list[Tensor] = []  # gradient norm of each guarded step; not finite if the step was skipped
+        self.norms: list[Tensor] = []  # gradient norm of each step, if steps may be skipped; not finite: skipped
         self.noted: list[Terms] = []  # terms of each minibatch's loss; on the device until `read`
         self.taken = 0
-        self.blamed = ""  # name of the first loss or gradient that was not finite; empty if only a GPU knows
+        self.blamed = ""  # name of the first loss or gradient that was not finite; "": none, or not checked here (GPU)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -73,7 +73,7 @@ class TorchStep:
             yield
 
     def backward(self, loss: Tensor, share: float = 1.0) -> None:
-        """Add the gradients of the loss of a part of the minibatch, of size `share`. In float16 they are scaled."""
+        """Add the gradients of a micro-batch's loss; `share`: its share of the minibatch. float16: scaled."""
         scaler, loss = self.engine.scaler, loss if share == 1.0 else loss * share
         torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
 
@@ -90,7 +90,7 @@ class TorchStep:
             self.blamed = blame(math.isfinite(loss.item()), list_first(bad_gradients(self.engine.policy)))
 
     def note(self, terms: Terms, share: float = 1.0) -> None:
-        """Store the terms of a part of the minibatch, of size `share`, without the graph."""
+        """Add a micro-batch's terms, detached and times its share of the minibatch, to the minibatch's terms."""
         noted = self.noted[-1]
         for name, term in terms.items():
             part = term.detach() if share == 1.0 else term.detach() * share
@@ -109,7 +109,7 @@ class TorchStep:
 
 
 class PPOStep(TorchStep):
-    """The steps of PPO's epochs of minibatches."""
+    """The optimizer's steps of one PPO update: all minibatches of all epochs."""
 
     def __init__(self, engine: Any, work: PPOWork) -> None:
         super().__init__(engine, work.max_grad_norm)
@@ -128,13 +128,13 @@ class PPOStep(TorchStep):
                 self.clock.enter("buffer")
 
     def diverged(self) -> bool:
-        """Whether the policy has moved beyond `target_kl`. Waits for the device only if `target_kl` is set."""
+        """Whether the KL divergence is above 1.5 × `target_kl`. Waits for the device only if `target_kl` is set."""
         target = self.work.target_kl
         self.stopped = target is not None and bool(self.noted[-1]["approx_kl"].cpu().numpy() > 1.5 * target)
         return self.stopped
 
     def of_rollout(self, rollout: RolloutStorage) -> Statistics:
-        """The statistics of all epochs; the KL divergence of the last epoch alone, as in SB3."""
+        """The statistics of all epochs; for the KL divergence only those of the last epoch, as in SB3."""
         statistics = self.read()
         last_kl = statistics.terms["approx_kl"][self.last_epoch :]
         terms = {**statistics.terms, "approx_kl": last_kl, **explained_variance_term(rollout)}
@@ -153,7 +153,7 @@ def check_terms(model: Any, terms: Any, taken: Collection[str], seam: str = "los
     """The terms that the model's method `seam` returned.
 
     Raises:
-        ConfigError: they are no dict of scalar tensors, have no gradient, or a name is one of `taken`.
+        ConfigError: they are no dict of scalar tensors, have no gradient, or a name is in `taken`.
     """
     where = f"{type(model).__name__}.{seam} returned"
     if not isinstance(terms, dict) or not terms:
@@ -178,7 +178,7 @@ def micro_batches(batch: RolloutBatch, parts: int) -> Iterator[tuple[RolloutBatc
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:  # ()
-    """The norm of all gradients together: torch's own operations, in fewer calls if all have one device and dtype."""
+    """The norm of all gradients together, by torch's operations: fewer calls if all have the same device and dtype."""
     if len({(gradient.device, gradient.dtype) for gradient in gradients}) == 1:
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
         return norm
@@ -218,7 +218,7 @@ def step_clipped(
     if loss is not None and scaler is None:
         norm = torch.add(norm, loss.detach(), alpha=0.0)  # NaN where the loss is not finite, else the norm itself
         on_device = reading_waits(norm) and all(group.get("fused") for group in optimizer.param_groups)
-        # Reading the norm takes 1 µs on the CPU. On CUDA the host waits for the device, unless Adam is fused.
+        # Reading the norm takes 1 µs on the CPU. On CUDA the host would wait, so a fused Adam itself skips the step.
         if not on_device and not math.isfinite(norm.item()):
             return norm
     clip_gradients(gradients, max_norm, norm)
@@ -240,7 +240,7 @@ def reading_waits(tensor: Tensor) -> bool:
 def _step_if(good: Tensor, optimizer: torch.optim.Optimizer) -> None:
     """Step a fused Adam; the device skips the step unless `good` () is true. The host does not wait."""
     scaled: Any = optimizer
-    scaled.found_inf = torch.logical_not(good).float()  # a GradScaler sets it in the same way
+    scaled.found_inf = torch.logical_not(good).float()  # a GradScaler also sets `found_inf`
     try:
         optimizer.step()
     finally:

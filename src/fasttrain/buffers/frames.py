@@ -2,7 +2,7 @@
 
 The next observation of a transition is the observation of the following transition. Of its k stacked frames, k - 1 are
 also in the observation before. So only 84 × 84 of the 2 × 84 × 84 × 4 bytes of an Atari transition are new. The
-last frame of an episode is stored separately. Other kinds of observations are refused or stored whole.
+last frame of an episode is stored separately. An observation that is not the previous one with a new frame is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Frames:
     """Observations of a ring of `rows` vector steps of N envs.
 
     Args:
-        rows: rows of the ring of transitions. The ring and this object are written and cleared together.
+        rows: number of rows of the ring of transitions, which is written and cleared together with this object.
         num_envs: N.
         shape: (k × c, H, W) of a stacked observation.
         dtype: dtype of the observations.
@@ -34,16 +34,16 @@ class Frames:
     def __init__(self, rows: int, num_envs: int, shape: tuple[int, ...], dtype: Any, stack: int) -> None:
         self.rows, self.num_envs, self.shape, self.stack = rows, num_envs, shape, stack
         self._frame = (shape[0] // stack, *shape[1:])
-        self._size = rows + stack  # also the frames before the oldest row, and the frame after the newest row
+        self._size = rows + stack  # also k - 1 frames before the oldest row, and one after the newest row
         self.frames = np.zeros((self._size, num_envs, *self._frame), dtype)
-        self.ages = np.zeros((rows, num_envs), np.uint8)  # number of frames from earlier steps of the episode, ≤ k - 1
+        self.ages = np.zeros((rows, num_envs), np.uint8)  # frames of an observation from earlier steps, ≤ k - 1
         self.clear()
 
     def clear(self) -> None:
         """Forget everything that is stored."""
         self.written = 0  # steps written so far; step s is in row s % rows of the ring
-        self.last: dict[Place, NDArray[Any]] = {}  # the frame after a row, if the next row does not have it
-        self.others: dict[Place, Images] = {}  # (2, k × c, H, W) whole observation and next observation
+        self.last: dict[Place, NDArray[Any]] = {}  # newest frame of a row's next observation, if the next row lacks it
+        self.others: dict[Place, Images] = {}  # (2, k × c, H, W) observation and next observation, if stored whole
 
     @staticmethod
     def bytes_of(shape: tuple[int, ...], dtype: Any, stack: int) -> int:
@@ -79,7 +79,7 @@ class Frames:
         self.written += 1
 
     def _ages_after(self, row: int) -> NDArray[np.uint8]:
-        """Ages of the next observations; 0 where the row's episode ended."""
+        """`ages` of the next observations of `row`; 0 where an episode ended in `row`."""
         ages: NDArray[np.uint8] = np.minimum(self.ages[row] + 1, self.stack - 1).astype(np.uint8)
         ages[[env for env in range(self.num_envs) if (row, env) in self.last]] = 0
         return ages
@@ -97,7 +97,7 @@ class Frames:
         """Handle an env that was reset between two rows: keep the stored next frame only for the previous row."""
         if seen[:-1].any():
             raise EnvError(
-                f"env {env}: an observation is not the one before it with a new frame; a wrapper around the stacked "
+                f"env {env}: an observation is not the previous one with one new frame; a wrapper around the stacked "
                 "frames must not change them"
             )
         self.last.setdefault(((step - 1) % self.rows, env), self.frames[step % self._size, env].copy())
@@ -131,7 +131,7 @@ class Frames:
         return {
             "written": np.array(self.written),
             "frames": self.frames[:size],
-            "before": self.frames[max(size, self._size - self.stack) :],  # the frames from before the first row
+            "before": self.frames[max(size, self._size - self.stack) :],  # the earlier frames of the first row
             "ages": self.ages[: min(self.written, self.rows)],
             "last_places": np.array([*self.last], np.int64).reshape(-1, 2),
             "last_frames": frames.reshape(-1, *self._frame),
@@ -154,5 +154,5 @@ class Frames:
 
 
 def _equal(one: Images, other: Images) -> Any:
-    """(N,) True where all entries of a row are equal."""
+    """(N,) True where the images of an env are equal."""
     return (one == other).reshape(len(one), -1).all(axis=1)

@@ -34,10 +34,10 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
 
     Only transitions of finished episodes are drawn. `n_sampled_goal / (n_sampled_goal + 1)` of a batch are virtual:
     their goal is the `achieved_goal` after a step of the same episode, and `compute_reward` of the env gives their
-    reward. Virtual transitions keep the real end, and the real action masks if the env has no `compute_action_masks`.
+    reward. Virtual transitions keep the real `dones`, and the real masks if the env has no `compute_action_masks`.
 
     Args:
-        env: a VecEnv of Gymnasium envs with `compute_reward`, of which the first is asked; see `set_env`.
+        env: a VecEnv of Gymnasium envs with `compute_reward`. The first env computes all rewards; see `set_env`.
         n_sampled_goal: virtual transitions per real one.
         goal_selection_strategy: "future" (this step or a later one), "final" (the last step) or "episode" (any step).
         *arguments, **options: arguments of `ReplayStorage`.
@@ -49,7 +49,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
 
     ep_start: Any  # (size, N) int32 first row of the episode
     ep_length: Any  # (size, N) int32 steps of the episode; 0: it has not ended, or its first row is overwritten
-    overhead_bytes = 18  # the tree, `ep_start` and `ep_length`
+    overhead_bytes = 18  # per transition: the tree, `ep_start` and `ep_length`
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         self.n_sampled_goal, self.strategy = n_sampled_goal, strategy
         self.her_ratio = 1 - 1.0 / (n_sampled_goal + 1)
         self.ep_start, self.ep_length = np.zeros((2, self.buffer_size, self.n_envs), np.int32)
-        self.under_way_steps: Int64Array = np.zeros(self.n_envs, np.int64)  # stored steps of unfinished episodes
+        self.under_way_steps: Int64Array = np.zeros(self.n_envs, np.int64)  # steps of each unfinished episode
         self.tree = getattr(self, "tree", None) or SumTree(self.buffer_size * self.n_envs)
         self.env: VecEnv | None = None
         self._known_good = self._masks_follow_goals = False
@@ -87,7 +87,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             self.set_env(env)
 
     def set_env(self, env: VecEnv) -> None:
-        """Set the env whose first copy computes rewards. Raises ConfigError: it has no `compute_reward`."""
+        """Set the VecEnv; its first env computes the rewards. Raises ConfigError: that env has no `compute_reward`."""
         if has_method(env, "compute_reward") is False:
             raise ConfigError(
                 "hindsight (algo.her) needs a goal env: give it a method compute_reward(achieved_goal, desired_goal, "
@@ -109,10 +109,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
     # --- episodes
 
     def _row_stored(self, row: int) -> None:
-        """End the episodes that ended in this row, and those whose first row it has overwritten.
-
-        A finished episode can be drawn until its first row is overwritten.
-        """
+        """Make episodes that ended in `row` drawable. An episode whose first row is overwritten is no longer drawn."""
         for env in self.ep_length[row].nonzero()[0]:
             self._set_episode(int(env), row, int(self.ep_length[row, env]), drawable=False)
         self.under_way_steps += 1
@@ -120,7 +117,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             self._end_episode(int(env))
 
     def _end_episode(self, env: int) -> None:
-        """Make an episode drawable: the episode of `env` that ended with the row stored last."""
+        """Make the episode of `env` that ended in the newest row drawable."""
         length = min(int(self.under_way_steps[env]), self.buffer_size)
         self._set_episode(env, self.pos - length, length, drawable=True)
         self.under_way_steps[env] = 0
@@ -135,7 +132,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
 
     @property
     def _worth(self) -> float:
-        """The priority of a transition that can be drawn for the first time."""
+        """The priority of the transitions of an episode that has just ended."""
         return 1.0
 
     def _offer(self, slots: Int64Array, worth: Any) -> None:
@@ -143,10 +140,10 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, values)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """As in `ReplayStorage`. An episode that ended by a fault is drawn without the last step."""
+        """See `ReplayStorage.discard`. The last step of an episode that ended by a fault is never drawn."""
         with self.lock:
             if [*resting, *waiting]:
-                raise EnvError("hindsight (algo.her) needs an env that acts at every step, without rests")
+                raise EnvError("hindsight (algo.her) needs an env in which the policy acts at every step")
             row = (self.pos - 1) % self.buffer_size
             complete = super().discard(lost)
             for env in lost:
@@ -158,11 +155,11 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             return complete
 
     def truncate_last_trajectory(self) -> None:
-        """End all unfinished episodes, as truncated, like SB3's method with this name."""
+        """Truncate all unfinished episodes, like SB3's method with this name."""
         self.end_rows(self.under_way_steps.nonzero()[0].tolist())
 
     def end_rows(self, envs: list[int]) -> None:
-        """End the episodes of these envs at the row stored last, as truncated."""
+        """Truncate the unfinished episodes of these envs at the newest row."""
         with self.lock:
             for env in envs:
                 if self.under_way_steps[env]:
@@ -216,7 +213,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         )
 
     def virtual(self, batch_size: int) -> BoolArray:
-        """Which transitions (B,) of a drawn batch are virtual: the first rows of the batch, as in SB3."""
+        """(B,) True for the virtual transitions of a drawn batch: the first rows, as in SB3."""
         return np.arange(batch_size) < int(self.her_ratio * batch_size)
 
     def relabelled(
@@ -266,11 +263,11 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         masks: BoolArray = np.array(self._asked("compute_action_masks", observations), np.bool_)
         if masks.shape != shape:
             raise self._wrong(f"compute_action_masks must return masks of the shape {shape}, not {masks.shape}")
-        masks[~masks.any(axis=1)] = True  # as `put` does it after an episode's end
+        masks[~masks.any(axis=1)] = True  # an empty mask: all legal, as in `put`
         return masks
 
     def _asked(self, method: str, *arguments: Any) -> Any:
-        """The answer of the first env. It is asked each time, as in SB3, because its attributes may change."""
+        """What a method of the first env returns. Not cached, as in SB3, because the env's attributes may change."""
         if self.env is None:
             raise EnvError("hindsight has no env that computes rewards: call set_env after loading the buffer")
         try:
@@ -279,7 +276,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             raise self._wrong(f"{method} failed for a batch of transitions: {error!r:.300}") from error
 
     def _wrong(self, text: str) -> EnvError:
-        """The error about a method of the env; EnvSpecError before the first reward, when nothing is lost."""
+        """The error about a method of the env; EnvSpecError if the env has not computed a reward yet."""
         return EnvError(text) if self._known_good else EnvSpecError(text)
 
 
@@ -294,14 +291,14 @@ class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  #
         return self._highest
 
     def virtual(self, batch_size: int) -> BoolArray:
-        """(B,) True for the rows that get a goal. The batch is in storage order, so they cannot be its first rows."""
+        """(B,) True for the virtual transitions: spread over the batch, which is in storage order."""
         spread: BoolArray = np.arange(batch_size) % (self.n_sampled_goal + 1) != 0
         return spread
 
 
 def has_method(env: VecEnv, name: str) -> bool | None:
-    """Whether the first env or one of its wrappers has this method; None for a VecEnv that does not say it."""
+    """Whether the first env or one of its wrappers has this method; None if the VecEnv cannot tell."""
     try:
         return bool(env.env_method("has_wrapper_attr", name, indices=[0])[0])
-    except Exception:  # a VecEnv of the user's, without Gymnasium's envs
+    except Exception:  # a user's VecEnv without Gymnasium envs
         return None

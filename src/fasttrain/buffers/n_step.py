@@ -23,7 +23,7 @@ class FlatViews(NamedTuple):
     """Views of a storage's arrays with time and env in one axis: transition i is row i // N of env i % N."""
 
     observations: Observations  # (size * N, ...)
-    next_observations: Observations | None  # None if optimize_memory_usage: the observations of row + 1
+    next_observations: Observations | None  # None if optimize_memory_usage: use `observations` of row + 1
     actions: NDArray[Any]  # (size * N, K)
     rewards: Float32Array  # (size * N,)
     dones: Float32Array  # (size * N,)
@@ -86,7 +86,7 @@ def n_step_kernel(
     last_rows: Int64Array,  # (B,) out: last row of each window
     returns: Float32Array,  # (B,) out: discounted sum of the window's rewards
     discounts: Float32Array,  # (B,) out: gamma ** length
-    ends: Float32Array,  # (B,) out: 1 where the last step ended the episode by the rules
+    ends: Float32Array,  # (B,) out: 1 where the last step terminated the episode (not truncated)
 ) -> int:
     """Windows of up to n steps, which end at a done, a timeout or the newest row, as in SB3's NStepReplayBuffer.
 
@@ -131,7 +131,7 @@ def windows_of(
 ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:  # fmt: skip
     """Last row, return, discount and end (B,) of each window; arguments as in `n_step_kernel`.
 
-    numpy computes windows of one step in the same time, so that the first update waits for no compilation.
+    For windows of one step numpy is as fast as the kernel, so the first update waits for no compilation.
 
     Raises:
         IndexError: a row or an env is out of range.
@@ -158,13 +158,13 @@ Envs = Sequence[int]
 
 
 def end_window(storage: Any, row: int, env: int) -> None:
-    """Let windows of n steps end at this row. They bootstrap with the value of the next observation."""
+    """End the windows of n steps at this row, as if truncated: they bootstrap from the row's next observation."""
     if not storage.dones[row, env]:
         storage.dones[row, env] = storage.timeouts[row, env] = 1.0
 
 
 def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Place]:
-    """Mark the row stored last as no transition in some envs: after a fault (`lost`), or without an action (`resting`).
+    """Mark the newest row as no transition of some envs: after a fault (`lost`), or without an action (`resting`).
 
     Such rows are never drawn, unless nothing else is stored. Windows of n steps end before these rows.
 
@@ -191,7 +191,7 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
         last = int(under_way[env])
         if (
             last != NONE and last != row and env not in lost
-        ):  # equal only if the env did not act while the whole ring was written once
+        ):  # last == row: the env did not act while the whole ring was overwritten
             _extend(storage, last, row, env)
             if env in waiting and not storage.dones[row, env]:
                 continue

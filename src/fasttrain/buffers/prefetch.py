@@ -49,7 +49,7 @@ class Block(NamedTuple):
 def draw_block(
     storage: ReplayStorage, gradient_steps: int, batch_size: int, rng: np.random.Generator | None = None
 ) -> Block:
-    """`gradient_steps` batches in one draw. Only Dict observations are copied.
+    """`gradient_steps` batches in one draw, as indices. Transitions with Dict observations are copied.
 
     Prioritized batches are drawn with the present priorities. Raises ValueError: nothing is stored yet.
     """
@@ -105,7 +105,7 @@ class Direct:
     ) -> Iterator[ReplayBatch]:
         """`gradient_steps` batches. Each is drawn after the previous update, with the new priorities."""
         for _ in range(gradient_steps):
-            batch = storage.sample(batch_size, env)  # a user's subclass may return SB3's samples
+            batch = storage.sample(batch_size, env)  # a user's buffer class may return SB3's type of batch
             yield batch if isinstance(batch, ReplayBatch) else ReplayBatch(*batch)
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
@@ -113,7 +113,7 @@ class Direct:
         return draw_block(storage, gradient_steps, batch_size)
 
     def close(self) -> None:
-        """End the thread, if it exists. The next request starts a new thread."""
+        """End the sampler's thread, if it has one. The next request starts a new thread."""
 
 
 class Replay(NamedTuple):
@@ -134,7 +134,7 @@ class Replay(NamedTuple):
     def rate(self, indices: Any, errors: NDArray[Any], generation: Any, guarded: bool) -> None:
         """Set new priorities by the TD errors (M,) of the transitions at `indices`.
 
-        A transition with an error that is not finite keeps its priority if `guarded`, and raises ValueError otherwise.
+        An error that is not finite raises ValueError, or changes no priority if `guarded`.
         """
         storage: Any = self.storage
         good = np.isfinite(errors) | (not guarded)
@@ -145,7 +145,7 @@ class Replay(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """What the thread draws. After another request, blocks that are already drawn are not used."""
+    """What the thread draws. When the request changes, blocks drawn for the old request are dropped."""
 
     storage: ReplayStorage
     gradient_steps: int
@@ -154,9 +154,9 @@ class _Request(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """A finished block, or the error of drawing it."""
+    """A drawn block, or the error that drawing raised."""
 
-    generation: int  # generation of the buffer when the block was drawn
+    generation: int  # rows written to the buffer before the draw
     block: Any  # Block or list[ReplayBatch]
     error: BaseException | None = None
 
@@ -185,10 +185,10 @@ class Prefetching(Direct):
 
     def __init__(self, seed: int | None = None, depth: int = 1, bound_s: float = 120.0) -> None:
         if depth < 1:
-            raise ValueError(f"depth={depth} must be at least 1: the blocks drawn ahead")
+            raise ValueError(f"depth={depth} must be at least 1: it is the number of blocks drawn ahead")
         self.seed, self.depth, self.bound_s = seed, depth, bound_s
         self.hits = self.waits = self.wait_ns = 0
-        # `spawn_key` changes the numbers: envs and spaces draw their numbers with `seed` itself.
+        # `spawn_key` gives other numbers than `seed` alone, with which envs and spaces are seeded.
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
         self._changed = threading.Condition()  # guards the attributes below
         self._request: _Request | None = None

@@ -26,11 +26,11 @@ LEAST, MOST = 1e-150, 1e150  # limits of a priority: 0 marks empty slots, and th
 
 
 class PrioritizedDraw(NamedTuple):
-    """The drawn transitions, with their importance weights."""
+    """K batches of B drawn transitions, with importance weights."""
 
     indices: Int64Array  # (K * B,) row * num_envs + env, as in `FlatViews`
     weights: Float32Array  # (K * B,) importance weights; the largest in each batch is 1
-    generation: int  # rows written so far
+    generation: int  # rows written before the draw
 
 
 @njit
@@ -67,18 +67,18 @@ def update_kernel(
     shape: tuple[int, int],  # (size, N) of the ring
     indices: Int64Array,  # (B,)
     errors: Float64Array,  # (B,) TD errors
-    drawn_at: Int64Array,  # (B,) or (1,): rows written when the index was drawn
+    drawn_at: Int64Array,  # (B,) or (1,): number of rows written before the draw
     now: int,  # rows written so far
-    margin: int,  # invalid rows after the row written last: 1 if optimize_memory_usage
+    margin: int,  # invalid rows after the newest row: 1 if optimize_memory_usage, else 0
     alpha: float,
     eps: float,
 ) -> tuple[int, int, float]:
     """Write (|error| + eps)^alpha into the leaves of slots that were not overwritten since the draw; update the sums.
 
-    Rows are written in order. So the rows overwritten since `drawn_at` are the next now - drawn_at rows of the ring.
+    Rows are written in order: `now - drawn_at` rows were overwritten since the draw, from row drawn_at % size on.
 
     Returns:
-        the index of a refused entry of the batch (then nothing is written) or -1; the number of written leaves; the
+        the index of an invalid entry of the batch (then nothing is written) or -1; the number of written leaves; the
         largest written leaf.
     """
     size, num_envs = shape
@@ -115,7 +115,7 @@ def kernel_calls() -> list[KernelCall]:
 
 
 class PrioritizedReplayBuffer(ReplayStorage):
-    """A `ReplayStorage` that draws transition i with probability p(i)^alpha ÷ the sum over all transitions.
+    """A `ReplayStorage` that draws transition i in proportion to p(i)^alpha, with p(i) = |TD error| + eps.
 
     A new transition gets the highest priority so far, so that it is drawn soon. Any thread may call `add`, `sample` and
     `update_priorities`; each of these methods holds `lock`.
@@ -167,11 +167,11 @@ class PrioritizedReplayBuffer(ReplayStorage):
         return leaves.reshape(self.buffer_size, self.n_envs)
 
     def anneal(self, progress_remaining: float) -> None:
-        """Set `beta` linearly: from the first value at progress_remaining 1 to `beta_final` at 0."""
+        """Set `beta` linearly: from its initial value at progress_remaining 1 to `beta_final` at 0."""
         self.beta = self.beta_final + (self._beta_first - self.beta_final) * progress_remaining
 
     def reset(self) -> None:
-        """Empty the buffer. Later priorities for earlier draws are ignored, as for overwritten slots."""
+        """Empty the buffer. `update_priorities` then ignores transitions that were drawn before."""
         with self.lock:
             super().reset()
             self.tree.clear()
@@ -179,11 +179,11 @@ class PrioritizedReplayBuffer(ReplayStorage):
     def _row_stored(self, row: int) -> None:
         """Give the row the highest priority so far."""
         self._set(self._row + row * self.n_envs, self._highest)
-        if self._margin():  # the observations of the next row were overwritten
+        if self._margin():  # the next row's observations were overwritten
             self._set(self._row + self.pos * self.n_envs, 0.0)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """As in `ReplayStorage`. Transitions that must not be drawn get priority 0."""
+        """See `ReplayStorage.discard`. Transitions that must not be drawn get priority 0."""
         with self.lock:
             complete = super().discard(lost, resting, waiting)
             row = (self.pos - 1) % self.buffer_size
@@ -233,9 +233,9 @@ class PrioritizedReplayBuffer(ReplayStorage):
 
     def update_priorities(
         self,
-        indices: NDArray[np.integer[Any]],  # (B,) from a draw
+        indices: NDArray[np.integer[Any]],  # (B,) as drawn: row * num_envs + env
         td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), positive or negative
-        generation: int | Int64Array | None = None,  # `self.generation` at the draw; None: as now
+        generation: int | Int64Array | None = None,  # rows written before the draw, (B,) if several draws; None: now
     ) -> int:
         """Set priorities to (|td_error| + eps)^alpha; return how many were set. Overwritten slots are not changed.
 
@@ -243,7 +243,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
 
         Raises:
             IndexError: a slot has no transition. Then nothing was changed.
-            ValueError: a TD error is not finite, or there are more or fewer than indices. Then nothing was changed.
+            ValueError: a TD error is not finite, or their number is not that of indices. Then nothing was changed.
         """
         if isinstance(td_errors, torch.Tensor):
             td_errors = td_errors.detach().cpu().numpy()
@@ -256,7 +256,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
             now = self.generation
             drawn_at = np.asarray(now if generation is None else generation, np.int64).reshape(-1)
             if len(drawn_at) not in (1, len(slots)):
-                raise ValueError(f"generation must be one number or {len(slots)}, not {len(drawn_at)}")
+                raise ValueError(f"generation must be one number or {len(slots)} numbers, not {len(drawn_at)}")
             arrays = self.tree.nodes, self.tree.starts, shape, slots, errors, drawn_at
             refused, count, highest = update_kernel(*arrays, now, self._margin(), self.alpha, self.eps)
             self._highest = max(self._highest, highest)

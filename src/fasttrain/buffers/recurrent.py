@@ -1,9 +1,9 @@
 """The rollout of a recurrent policy: a `RolloutStorage` with the LSTM states before each step.
 
 All states are stored, because a minibatch may begin at any step. Minibatches have the same rows as in SB3: at a
-random index (numpy's global stream) the env-major data is split, and both parts are swapped. Then it is cut into
-minibatches. A sequence begins where a minibatch, an episode or the data of an env begins, and after a row that was
-left out. Legend: B rows, S sequences, L layers, H units.
+random index (numpy's global stream) the env-major rows are split, and both parts are swapped. Then they are cut into
+minibatches. A sequence begins where a minibatch, an episode or the rows of an env begin, and after a row that is no
+transition. Legend: B rows, S sequences, L layers, H units.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor, cat, contiguous_format, zeros
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, each_array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutRow, RolloutStorage
 
-STEP_COST = 11  # time of a step of the LSTM ÷ time of a row: 8 µs ÷ 0.7 µs (64 units, oneDNN)
+STEP_COST = 11  # fixed time of an LSTM step ÷ time per row in it: 8 µs ÷ 0.7 µs (64 units, oneDNN)
 
 
 class Memory(NamedTuple):
     """The states of a recurrent policy in N envs before it acts."""
 
     states: RNNStates  # pi and vf, each a pair (h, c) of (L, N, H)
-    episode_starts: BoolArray  # (N,) True where an episode begins: these states are used as zeros
+    episode_starts: BoolArray  # (N,) True where an episode begins: the policy uses zeros for these states
 
     @classmethod
     def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any, keeps_cells: bool = True) -> Memory:
-        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Width of c is 0 without cells."""
+        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Without cells c has width 0."""
         layers, units = state_shape
         pi, vf = ((zeros(layers, num_envs, units, device=device),
                    zeros(layers, num_envs, units * keeps_cells, device=device)) for _ in range(2))  # fmt: skip
@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def within(cls, states: Any, rows: Any) -> Memory:
-        """The Memory of the envs `rows` of `states`, without the start of an episode."""
+        """A Memory of the envs `rows` of `states`, none of which begins an episode."""
         picked = rows_of_states(states, rows)
         return cls(picked, np.zeros(picked.pi[0].shape[1], np.bool_))
 
@@ -63,7 +63,7 @@ class Memory(NamedTuple):
         each_array(lambda part, now: part.__setitem__((slice(None), rows), now), self.states, states)
 
     def where(self, unchanged: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
-        """The states of `self` where `unchanged` (N,) is True; elsewhere `states` after a step (changed in place)."""
+        """`states`, overwritten in place by the states of `self` where `unchanged` (N,) is True."""
         after = Memory(states, episode_starts | (unchanged & self.episode_starts))
         after.put(rows := np.flatnonzero(unchanged), self.of(rows).states)
         return after
@@ -83,7 +83,7 @@ class Group(NamedTuple):
     rows: slice  # the group's rows in the minibatch
     sequences: slice
     shape: tuple[int, int]  # (longest, sequences)
-    places: Tensor  # flat index of each row in `shape`
+    places: Tensor  # each row's flat index in an array of this shape
 
 
 class Grouped(NamedTuple):
@@ -168,7 +168,7 @@ class RecurrentStorage(RolloutStorage):
         return (flat[0], flat[1], flat[-2], flat[-1]), self.episode_starts.reshape(-1)
 
     def padding(self, batch_size: int | None) -> tuple[float, float, float]:
-        """Mean number of sequences in a minibatch, share of padding in SB3's layout, share of padding in groups."""
+        """Mean number of sequences in a minibatch, share of padding in SB3's layout, and in `Grouped`."""
         order = self.rows
         begins, size = self.begins(order), batch_size or len(order)
         counts, stock, groups = [], 0, 0
@@ -183,7 +183,7 @@ class RecurrentStorage(RolloutStorage):
         """True where a sequence begins, for rows in this order."""
         begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (order < self.num_envs)
         if self._left_out is not None:
-            begins[1:] |= np.diff(order) != self.num_envs  # the difference between two consecutive steps of an env
+            begins[1:] |= np.diff(order) != self.num_envs  # consecutive rows of an env differ by num_envs
         return begins
 
     def _padded(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
@@ -245,7 +245,7 @@ class RecurrentStorage(RolloutStorage):
         return torch.from_numpy(array).to(self.device)
 
 
-# --- cut a minibatch into sequences, and find the places of their rows
+# --- cut a minibatch into sequences, and compute the indices of their rows in a layout
 
 
 def sequences_of(begins: BoolArray) -> tuple[Int64Array, Int64Array]:  # (B,) → (S,), (S,)
@@ -264,15 +264,15 @@ def padded_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
 
 
 def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
-    """Flat index of each row in the layout (longest, S): step by step."""
+    """Flat index of each row in the layout (longest, S): all first steps, then all second steps, …"""
     count, ends = len(lengths), np.cumsum(lengths)
-    steps = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)  # 0, 1, … of each sequence
+    steps = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)  # number of the step in its sequence
     places: Int64Array = steps * count + np.repeat(np.arange(count), lengths)
     return places
 
 
 def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:  # (S,), (S,) → (B,), (S,)
-    """Indices of the rows, the longest sequence first, and indices of the sequences in the same order."""
+    """Indices of the rows, those of the longest sequence first; indices of the sequences, the longest first."""
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
     rows = np.arange(int(sizes.sum())) + np.repeat(firsts[order] - (np.cumsum(sizes) - sizes), sizes)
@@ -280,7 +280,7 @@ def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, 
 
 
 def cuts(lengths: Int64Array, step_cost: int = STEP_COST) -> list[int]:
-    """Divide sequences, the longest first, into groups with little cost for steps and padding. Returns the ends.
+    """Divide sequences, the longest first, into groups with little cost for steps and padding. Returns their ends.
 
     The cost of a group: length of the longest sequence × (step_cost + number of sequences). A group is cut in two where
     this saves most. The two new groups are cut in the same way, as long as it saves time.

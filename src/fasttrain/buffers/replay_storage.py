@@ -26,7 +26,7 @@ from fasttrain.buffers.n_step import MAX_N_STEPS, NONE, Envs, FlatViews, bytes_o
 from fasttrain.errors import ConfigError
 
 TensorObservations = Tensor | dict[str, Tensor]
-Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype for one transition
+Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, Dict key or "") → shape and dtype per transition
 
 PACK_ABOVE = 32  # wider masks are stored as bits (1/8 of the memory); unpacking 256 rows of 200 takes 5 µs
 
@@ -36,8 +36,8 @@ class ReplayBatch(NamedTuple):
 
     observations: TensorObservations  # (B, ...)
     actions: Tensor  # (B, K)
-    next_observations: TensorObservations  # (B, ...) after the last step of the window
-    dones: Tensor  # (B, 1) float32, 1 where the episode ended by the rules, not by a timeout
+    next_observations: TensorObservations  # (B, ...) after the last step of the n-step window
+    dones: Tensor  # (B, 1) float32, 1 where the episode terminated (not truncated)
     rewards: Tensor  # (B, 1) float32, discounted sum of the window's rewards
     discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where SB3 has no discounts
     next_action_masks: Tensor | None = None  # (B, A) bool, legal in next_observations
@@ -66,7 +66,7 @@ class ReplayStorage(ReplayBuffer):
         mask_width: A, or None for an algorithm without masks.
 
     Attributes:
-        generation: rows written so far; a reset adds more rows than the ring has.
+        generation: rows written so far. `reset` adds more than the ring's rows, so that earlier draws become invalid.
 
     Raises:
         ConfigError: a value is out of range, two values exclude each other, or there is too little free memory.
@@ -123,8 +123,8 @@ class ReplayStorage(ReplayBuffer):
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
-        self.void: BoolArray | None = None  # (size, N) True where a row is no transition; None: nowhere
-        self.under_way: Int64Array = np.full(n_envs, NONE)  # (N,) row of an unfinished transition, or NONE
+        self.void: BoolArray | None = None  # (size, N) True where nothing may be drawn; None: nowhere
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # (N,) row of an env's last action while it does not act
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickling: without the lock, which cannot be pickled."""
@@ -158,7 +158,7 @@ class ReplayStorage(ReplayBuffer):
         if self.handle_timeout_termination:
             raise ConfigError(
                 "optimize_memory_usage=True and handle_timeout_termination=True exclude each other (the observation "
-                "after a truncation is not kept): choose handle_timeout_termination=False or keep both copies"
+                "after a truncation is not kept): set one of the two to False"
             )
         if self.buffer_size < 2:
             raise ConfigError(f"optimize_memory_usage=True needs a buffer_size of at least 2 × n_envs={self.n_envs}")
@@ -183,7 +183,7 @@ class ReplayStorage(ReplayBuffer):
         return layout
 
     def flat_views(self) -> FlatViews:
-        """All arrays, for a kernel that gathers transitions itself. The next `put` writes into these arrays."""
+        """Views of all arrays, for a kernel that gathers transitions. The next `put` writes into these arrays."""
         seen = {key: _flat(array) for key, array in self._stored.items()}
         following = {key: _flat(array) for key, array in self._stored_next.items()}
         return FlatViews(
@@ -253,7 +253,7 @@ class ReplayStorage(ReplayBuffer):
         """For subclasses: called after a row was stored."""
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """Mark that the row stored last holds no transition of some envs; see `leave_out`."""
+        """Mark that the newest row holds no transition of some envs; see `leave_out`."""
         with self.lock:
             return leave_out(self, lost, resting, waiting)
 
@@ -289,7 +289,7 @@ class ReplayStorage(ReplayBuffer):
         return rows, envs
 
     def _anywhere(self, count: int, integers: Any) -> tuple[Int64Array, Int64Array]:
-        if self._margin():  # the observation at pos is already the next observation of the row before
+        if self._margin():  # row `pos` already has the next observation of the newest row
             rows = (integers(1, self.buffer_size, size=count) + self.pos) % self.buffer_size
         else:
             rows = integers(0, self.size(), size=count)
@@ -387,7 +387,7 @@ class ReplayStorage(ReplayBuffer):
         return masks if masks.dtype == bool else np.unpackbits(masks, axis=1, count=self.mask_width).view(np.bool_)
 
     def _tensor(self, array: NDArray[Any], device: torch.device | str | None) -> Tensor:
-        """The array on the device. On the CPU a new array is not copied again."""
+        """The array as a tensor on the device. On the CPU the tensor shares the array's memory."""
         return torch.from_numpy(array).to(self.device if device is None else device)
 
 

@@ -59,13 +59,13 @@ def advantages_of(
     left_out: BoolArray | None = None,  # (T, N) in and out: True where a step is no transition of this policy
     rests: BoolArray | None = None,  # (N,) True where the policy does not act in the env's next step
     cut: BoolArray | None = None,  # (T, N) True where an episode ends with an action of a different policy
-    traces: Float32Array | None = None,  # (T, N) weight of a step's advantage in earlier advantages; None: 1
+    traces: Float32Array | None = None,  # (T, N) factor of a step's advantage in those of earlier steps; None: 1
 ) -> Float32Array:  # (T, N)
     """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
 
     Only the sum over time is a loop; the other terms are computed for all steps at once (64 × 256 envs: 0.1 ms).
 
-    The reward and the end of a step that is left out are added to the transition before this step. Two kinds of
+    The reward and the end of a step that is left out are added to the env's previous transition. Two kinds of
     transitions are also left out: the last transition of an env in `rests`, because its reward and end are not known
     yet; and the last transition of an episode in `cut`.
     """
@@ -98,7 +98,7 @@ def advantages_of(
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
-    """The torch dtype for values of `dtype`. torch has no arithmetic for wide unsigned integers."""
+    """The torch dtype for values of `dtype`. Wide unsigned integers, with which torch cannot compute, become signed."""
     numpy_dtype = np.dtype(dtype)
     return _TORCH_DTYPES.get(numpy_dtype) or torch.from_numpy(np.empty(0, numpy_dtype)).dtype
 
@@ -118,7 +118,7 @@ def _host(tensor: Tensor) -> NDArray[Any]:
 
 
 def _stored(name: str, doc: str) -> Any:
-    """A property that returns the storage's tensor `_NAME` as a numpy array."""
+    """A property that returns the storage's tensor `_<name>` as a numpy array."""
     return property(lambda storage: _host(getattr(storage, f"_{name}")), doc=doc)
 
 
@@ -153,7 +153,7 @@ class RolloutStorage:
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.settings = num_steps, num_envs, gamma, gae_lambda
         self.pos, self.full = 0, False
-        self._left_out: BoolArray | None = None  # (T, N) rows that are no transitions
+        self._left_out: BoolArray | None = None  # (T, N) True where a row is no transition; None: nowhere
         self._discrete = isinstance(action_space, spaces.Discrete)
         rows = (num_steps, num_envs)
 
@@ -264,7 +264,7 @@ class RolloutStorage:
             _scatter(stored, steps, envs, values)
 
     def rows_at(self, steps: Int64Array, envs: Int64Array) -> RolloutRow:
-        """What `put` has stored of n envs; env envs[i] at step steps[i]."""
+        """The stored values of n envs, without LSTM states; env envs[i] at step steps[i]."""
         at = torch.as_tensor(steps), torch.as_tensor(envs)
         seen: Any = {key: stored[at] for key, stored in self._observations.items()}
         masks = None if self._masks is None else self._masks[at]
@@ -273,7 +273,7 @@ class RolloutStorage:
         )
 
     def _parts(self, row: RolloutRow) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of a stored tensor (T, N, ...) and the values (n, ...) for it."""
+        """Pairs of a stored tensor (T, N, ...) and the values (n, ...) to write into it."""
         for key, stored in self._observations.items():
             yield stored, row.observations[key] if isinstance(row.observations, dict) else row.observations
         yield from ((self._actions, row.actions), (self._values, row.values), (self._log_probs, row.log_probs))
@@ -303,7 +303,7 @@ class RolloutStorage:
     def compute_returns_and_advantages(
         self, last_values: Float32Array, last_dones: BoolArray, rests: BoolArray | None = None
     ) -> None:
-        """Fill `advantages` and `returns` of a full storage; last_values (N, 1) or (N,), dones and rests (N,)."""
+        """Fill `advantages` and `returns` of a full storage; see `advantages_of`. last_values: (N, 1) or (N,)."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         last, values = last_values.reshape(-1), self.values
@@ -359,7 +359,7 @@ def _fill(stored: Tensor, step: int, values: Tensor) -> None:
         row.copy_(values.reshape(row.shape))
         return
     if values.data_ptr() == stored.data_ptr() + step * stored.stride(0) * stored.element_size():
-        return  # the env has written into `place_observations` or `place_masks`
+        return  # the env has already written here, through `place_observations` or `place_masks`
     place = stored.numpy()[step]
     place[...] = values.detach().cpu().numpy().reshape(place.shape)
 

@@ -152,7 +152,7 @@ class RolloutView:
         self.storage.compute_returns_and_advantages(last_values.detach().cpu().numpy(), dones)
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Samples of one epoch, from an instance of SB3's buffer over these arrays."""
+        """Samples of one epoch, from an instance of SB3's buffer that uses the same arrays."""
         buffer = object.__new__(self.stock)
         values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self`: no such attribute
         vars(buffer).update({name: value for name, value in values.items() if value is not self})
@@ -242,7 +242,7 @@ def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
 
 
 def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
-    """Check that a user's buffer supports the settings `asked`. SB3's loops use it if it is no `ReplayStorage`.
+    """Check that a buffer supports the settings that are True in `asked`. Only a `ReplayStorage` supports any.
 
     Raises:
         ConfigError: one of the settings would have no effect.

@@ -1,7 +1,7 @@
 """SumTree: N numbers ≥ 0. In O(log N) a number is changed, or one is drawn in proportion to its size.
 
 This is the index of prioritized replay (Schaul et al. 2016, arXiv 1511.05952, appendix B.2.1). 256 searches among 10⁶
-leaves take 20 µs. In a binary tree, with one search after another, the same searches take 110 µs. The reasons:
+leaves take 20 µs; in a binary tree, one search after another, 110 µs. The reasons, each with the time it leads to:
 
 - The eight children of a node are in one cache line, so that a search reads 7 lines instead of 20 (72 µs).
 - All searches of a batch go down together, level by level, so that their cache misses overlap (44 µs).
@@ -30,7 +30,7 @@ def refresh(
     """Compute each sum above the touched leaves again, from the eight children, so that no error accumulates.
 
     If consecutive leaves have the same parent, the parent's sum is computed once. Most leaves of a new row of envs, and
-    of a stratified sample, share a parent with the leaf before. Sorting `touched` would cost 9 µs and save 2 of 14.
+    of a stratified sample, share a parent with the leaf before. Sorting `touched` would cost 9 µs and save 2 of 14 µs.
     """
     count = len(touched)
     for i in range(count):
@@ -62,7 +62,7 @@ def find_kernel(
     """The first leaf whose running sum exceeds the prefix sum; the last positive leaf if rounding leaves no such leaf.
 
     The child's number is the count of running sums ≤ the prefix sum: no branch can be mispredicted (31, not 60 µs). A
-    child that is zero is never found, because it has the same running sum as the child before it.
+    child of size 0 is never found, because it has the same running sum as the child before it.
     """
     found[:] = 0
     for level in range(len(starts) - 2, -1, -1):
@@ -87,7 +87,7 @@ def find_kernel(
                 before = s5 if r >= s5 else before
                 before = s6 if r >= s6 else before
                 rest[i] = r - before
-            else:  # by rounding at the end of this node or beyond: take the last positive child
+            else:  # by rounding the prefix sum is not below the node's sum: take the last positive child
                 child = FAN_OUT - 1
                 while child > 0 and nodes[a + child] == 0.0:
                     child -= 1

@@ -113,7 +113,7 @@ class GameBatch(ABC):
         self._restart(listed)
 
     def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
-        """Set the options of the next games of these envs, as in Gymnasium's reset. {} means the whole game.
+        """Set the options of the next games of these envs, as in Gymnasium's reset. {}: play as configured.
 
         Raises EnvSpecError: the game does not know an option or its value.
         """
@@ -123,7 +123,7 @@ class GameBatch(ABC):
     def step(self) -> None:
         """Apply `slots.actions`, let opponents act until the learner must act again, and write all slots.
 
-        With opponents "self" a step also ends at their decisions. Rewards are those of the learner since the last
+        With opponents "self" a step also ends if they must act. Rewards are those of the learner since the last
         decision. Games that end write the learner's last observation to `final_observations` and start again in the
         same step. `slots.finished` is not changed.
 
@@ -161,25 +161,25 @@ class GameBatch(ABC):
             load_into(array, arrays, name)
 
     def _with_new_fields(self, games: NDArray[Any]) -> NDArray[Any]:
-        """Records of an older version in the present form. A field that they lack keeps its value in `self.records`."""
+        """`games` of an older version, in the present dtype. Fields that they lack are those of `self.records`."""
         records: NDArray[Any] = self.records.copy()
         names = games.dtype.names or ()
         own = records.dtype.names or ()
         if games.shape != records.shape or any(
             name not in own or games.dtype[name] != records.dtype[name] for name in names
         ):
-            return games  # they are records of another game
+            return games  # records of another game: `load_into` refuses them
         for name in names:
             records[name] = games[name]
         return records
 
     @abstractmethod
     def kernel_calls(self) -> list[KernelCall]:
-        """The kernels that reset and step call, to compile them before training. Slow kernels come first."""
+        """The kernels that `reset` and `step` call, to compile them before training. Slow kernels come first."""
 
     @abstractmethod
     def episode_info(self, index: int) -> dict[str, Any]:
-        """The info at the end of an episode of env `index`. It is called right after the step in which it ended."""
+        """The info at the end of an episode of env `index`. Called right after the episode's last step."""
 
     def _bound(self) -> Slots:
         if self._slots is None:
@@ -231,8 +231,8 @@ _FIRST.flags.writeable = False
 class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
     """One native game as a Gymnasium environment.
 
-    As in the batch, the next game begins when a game ends. `reset()` without a seed after an episode's end returns this
-    next game. Any other `reset()` begins a new game.
+    As in `GameBatch`, the next game begins when a game ends. `reset()` without a seed after an episode's end returns
+    this next game. Any other `reset()` begins a new game.
 
     Args:
         on_illegal: what to do with an action that the mask forbids. "replace": take a legal action, and count this
@@ -240,7 +240,7 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
             space. "raise": raise EnvError, as the batch does.
 
     Raises:
-        ConfigError: `on_illegal` is another value.
+        ConfigError: `on_illegal` has a different value.
     """
 
     def __init__(self, game: Game, on_illegal: str) -> None:
@@ -328,12 +328,12 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
 
 
 def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Copies of arrays, also of arrays of records, as arrays of bytes. A game's `get_state` may return them."""
+    """Copies of arrays, also structured ones, as uint8 arrays, which a game's `get_state` may return."""
     return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()}
 
 
 def load_bytes(like: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """The arrays of `bytes_of`, in the shapes and dtypes of `like`. Raises ValueError: wrong number of bytes."""
+    """Undo `bytes_of`: arrays with the shapes and dtypes of `like`. Raises ValueError: wrong number of bytes."""
     arrays = {}
     for name, array in like.items():
         stored = np.asarray(state[name], np.uint8)
@@ -370,6 +370,6 @@ def random_unit(game: Record) -> Any:
 
 @njit
 def seed_stream(game: Record, seed: int) -> None:
-    """Seed the game's generator with a uint64. One step of splitmix64 makes neighbouring seeds differ."""
+    """Seed the game's generator with a uint64. One step of splitmix64 makes neighbouring seeds unlike."""
     game.rng = seed
     game.rng = random_bits(game)
