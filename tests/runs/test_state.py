@@ -31,7 +31,7 @@ from fasttrain.runs.state import (
 )
 from fasttrain.runs.stopping import Stopping
 from fasttrain.saving.checkpoints import CheckpointFolder
-from fasttrain.spec.config import StopConfig
+from fasttrain.spec.groups import StopConfig
 from toys import toy_gym_vec
 
 

@@ -9,7 +9,7 @@ from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError
 from fasttrain.runs import stopping
 from fasttrain.runs.stopping import Stopping, stopping_for
-from fasttrain.spec.config import StopConfig
+from fasttrain.spec.groups import StopConfig
 
 TOTAL = 1_000_000
 

@@ -12,7 +12,7 @@ from fasttrain.spec.checks import (
     short_run_warning,
     updates_of,
 )
-from fasttrain.spec.config import MAX_SEED
+from fasttrain.spec.groups import MAX_SEED
 from fasttrain.spec.removed import lookup
 
 

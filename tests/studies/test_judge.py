@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.spec.config import GateConfig
+from fasttrain.spec.groups import GateConfig
 from fasttrain.studies.judge import (
     Outcome,
     choose_metric,

@@ -233,7 +233,7 @@ def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> 
     """
     stored = read_json(folder / "study.json")
     if not stored and len(typed) == 1:
-        raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or what to {command}")
+        raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or type what to do")
     other, *more = OTHER_WORDS.get(str(stored.get("command")), [stored.get("command")])
     named = [text for text in (*typed, *more) if key_of(text) == "candidates"]
     ablates = [re.search(r"=\W*ablate\b", text) is not None for text in named]

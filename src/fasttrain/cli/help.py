@@ -144,7 +144,7 @@ def _commands() -> list[tuple[str, str, str]]:
 def _of_command(word: str) -> str:
     """The page of a command: its row in docs/reference/commands.md, examples from its guide, and its settings."""
     topics = _topics()
-    usage, does, name = next(row for row in _commands() if row[0].split()[0] == word)
+    usage, does, name = next(row for row in _commands() if re.split("[ =]", row[0])[0] == word)
     page = topics[name or "commands"]
     begins = " ".join(OTHER_WORDS.get(word, [word])) if word != "train" else "+"
     examples = [line for line in _typed(page) if line.startswith(f"fasttrain {begins}")]

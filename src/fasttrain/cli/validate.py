@@ -22,7 +22,8 @@ from fasttrain.spec.precedence import read
 from fasttrain.spec.reading import all_keys
 
 MOST_ERRORS = 50
-FREE = ("env.kwargs", "eval.env_kwargs", "algo.kwargs", "algo.policy_kwargs", "tune.space", "candidates")
+FREE = ("env.kwargs", "eval.env_kwargs", "algo.kwargs", "algo.policy_kwargs", "tune.space", "candidates",
+        "population.settings", "population.explore")  # fmt: skip
 GROUPS = ("algo", "env", "profile", "tuned")  # keys that may name a file (`algo: dqn`) or hold settings
 
 

@@ -1,4 +1,4 @@
-"""The reports of a sweep (combinations of settings), of `compare candidates=ablate` and of `tune`."""
+"""The reports of a sweep (combinations of settings), of `compare candidates=ablate`, of `tune` and of a population."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from fasttrain.terminal import one_line
 SWEEP, STUDY = "sweep.json", "study.json"
 INTERVALS = "lines: 95 % intervals"
 MOST_BARS, MOST_ROWS = 40, 24
+POPULATION = "population"  # as the command of a study
 DRAWN = (  # figures with a chart, the most important first
     "within", "added", "mean_reward", "win_rate", "reward_per_hour", "time_to_threshold_s", "steps_per_s",
     "update_ratio", "memory_bytes", "quality",
 )  # fmt: skip
 MOST_CHARTS = 4
 
-# --- ablate, tune
+# --- ablate, tune, population
 
 
 def study_page(folder: Path) -> Page:
-    """The page of the study in `folder`. Its rows are the changed settings of `ablate`, or the trials of `tune`."""
+    """The page of the study in `folder`. Its rows are settings of `ablate`, trials of `tune`, or models."""
     stored = read_json(folder / STUDY)
     rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), Estimate.of(stored.get("result"))
     command = one_line(stored.get("command") or "study")
@@ -48,16 +49,31 @@ def study_page(folder: Path) -> Page:
         command=" ".join(["fasttrain", command, *map(str, as_list(stored.get("arguments")))]),
         banners=[] if rows or cells else [nothing],
         tiles=[
-            Tile("Result − profile", number(result.value), result.interval(number))
-            if "difference" in as_mapping(stored.get("result"))
-            else Tile("Result ÷ profile", times(result.value), result.interval(times)),
+            *([] if command == POPULATION else [_result_tile(stored, result)]),
             *([cells_tile(cells)] if cells else []),
         ],
         sections=[
             Section("Results", charts=_study_charts(rows), tables=[Table(names, body)]),
+            Section("Exchanges", tables=[_exchange_table(as_rows(stored.get("exchanges")))]),
             Section("Cells", tables=[cell_table(folder, cells, "cell", "", folded=True)]),
         ],
     )
+
+
+def _result_tile(stored: Mapping[str, Any], result: Estimate) -> Tile:
+    if "difference" in as_mapping(stored.get("result")):
+        return Tile("Result − profile", number(result.value), result.interval(number))
+    return Tile("Result ÷ profile", times(result.value), result.interval(times))
+
+
+def _exchange_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Which model of a population continued with the weights of which other model, and with which new settings."""
+    body: list[list[Cell | str]] = [
+        [number(as_number(row.get("env_steps"))), _plain(row.get("model")), number(as_number(row.get("value"))),
+         _plain(row.get("source")), number(as_number(row.get("value_of_source"))), _plain(row.get("settings"))]
+        for row in rows
+    ]  # fmt: skip
+    return Table([">env steps", "model", ">its result", "weights of", ">result there", "new settings"], body)
 
 
 def _plain(value: object) -> str:

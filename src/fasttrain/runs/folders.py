@@ -38,14 +38,14 @@ CELLS = "cells"  # subfolder of a study for its runs; the runs of a sweep are di
 GROUP = "FASTTRAIN_GROUP"  # environment variable: the folder of the sweep or study to which a run belongs
 PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; its runs end when this process ends
 TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # written by trackers for all runs of a group together
-STEMS = ("model", "best_model", "last_good")
+STEMS = ("model", "best_model", "last_good", "exchange")
 WRITTEN = {  # kind → the files that fasttrain writes for it
     "study": ("study.json", "trials.jsonl", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
     "sweep": ("sweep.json", "sweep.csv", *TRACKER_FILES),
     "run": ("plan.json", "summary.json", "status.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv",
             "evaluations.csv", "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz",
             "vecnormalize.pkl", "checkpoints/step_*", "videos/step_*.mp4", "trackers.json", "tensorboard", "wandb",
-            "daemons", "evaluating", "eval.json", "export.json", *TRACKER_FILES,
+            "daemons", "evaluating", "eval.json", "export.json", "exchange.json", *TRACKER_FILES,
             *(f"{stem}{end}" for stem in STEMS for end in
               (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
 }  # fmt: skip
@@ -53,7 +53,7 @@ PAGE = ("report.html", "report")
 NEEDED = ("plan.json", "summary.json", "model.zip")  # files that eval, play, export and resume read
 # Settings that a training does not read, or that plan.json stores under other keys.
 NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
-                "minutes", "warmup", "gate", "tune", "doctor")  # fmt: skip
+                "minutes", "warmup", "gate", "tune", "population", "doctor")  # fmt: skip
 
 
 class Contents(NamedTuple):
@@ -123,8 +123,9 @@ def how_to_continue(folder: Path) -> str:
     """What is saved in the folder and how to continue: `saved in F: model.zip …; fasttrain resume run=F goes on`."""
     if study := read_json(folder / "study.json"):
         done = sum(cell.get("status") == "done" for cell in study.get("cells", ()))
-        command = "tune" if study.get("command") == "tune" else "compare"
-        return f"{done} cells of {folder} are done; {command_line(command, run=folder)} goes on"
+        command = study.get("command")
+        word = command if command in ("population", "tune") else "compare"
+        return f"{done} cells of {folder} are done; {command_line(word, run=folder)} goes on"
     steps = [int(path.name.removeprefix(PREFIX)) for path in CheckpointFolder(folder / "checkpoints").all()]
     there = ["model.zip"] * (folder / "model.zip").is_file() + [f"the checkpoint of {it:,} steps" for it in steps[:1]]
     kept = f"saved in {folder}: {' and '.join(there)}; " if there else ""

@@ -39,7 +39,7 @@ from fasttrain.spec.reading import is_self_play
 RECENT_EPISODES = 100
 BLOCKS_PER_PATIENCE = 10
 ERRORS = 2.0
-StoppedBy = Literal["horizon", "reward", "plateau", "time", "signal", "callback"]
+StoppedBy = Literal["horizon", "reward", "plateau", "time", "signal", "callback", "steps"]
 
 
 class Stop(NamedTuple):
@@ -106,7 +106,7 @@ def _is_flat(blocks: list[Block], mean_slope: float) -> bool:
     return line.slope + ERRORS * line.error(variance) < mean_slope / 2 if mean_slope else line.slope <= 0
 
 
-STEPS = "steps"  # `Stop.by` of stop.at_steps: as after a signal, the state is stored, so that the run can continue
+STEPS: StoppedBy = "steps"  # of stop.at_steps, after which the run can continue as after a signal
 
 
 class Stopping:

@@ -10,25 +10,11 @@ from dataclasses import MISSING, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec import groups
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, OwnValues, own_values
 from fasttrain.spec.backends import name_of_env, option_of, with_parts
 from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import GameSpec, game_of
-from fasttrain.spec.groups import (
-    MAX_SEED,
-    CheckpointConfig,
-    CloneConfig,
-    DoctorConfig,
-    EvalConfig,
-    GateConfig,
-    PlayConfig,
-    PopulationConfig,
-    SelfPlayConfig,
-    StopConfig,
-    SweepConfig,
-    TuneConfig,
-    VideoConfig,
-)  # fmt: skip
 from fasttrain.spec.setting import Named, Switch, setting
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
@@ -292,7 +278,7 @@ class Config:
     total_timesteps: int = setting(
         MISSING, "Minimum env steps of training. Default: the game's own number.", least=1, most=10**15, may_change=True
     )
-    seed: int = setting(0, "Seed of everything random.", least=0, most=MAX_SEED)
+    seed: int = setting(0, "Seed of everything random.", least=0, most=groups.MAX_SEED)
     device: str = setting(
         "auto",
         "auto uses the CPU for MLP policies and CUDA for images if there is a GPU. Or cpu, cuda, cuda:1.",
@@ -310,7 +296,7 @@ class Config:
     )
     env: EnvConfig
     algo: AlgoConfig
-    eval: EvalConfig
+    eval: groups.EvalConfig
     opponent: Named | None = setting(
         None,
         "Opponent in two-player games. self: snapshots of the learner. A name: one of the game's own. "
@@ -332,10 +318,10 @@ class Config:
         None, "File that export, play (a video, or decisions as .npz) or report (a page) writes."
     )
     trust: bool = setting(False, "Loads a model as SB3 does, which executes code that is pickled in it. Also --trust.")
-    play: PlayConfig = PlayConfig()
-    clone: CloneConfig = CloneConfig()
-    video: VideoConfig = VideoConfig()
-    self_play: SelfPlayConfig = SelfPlayConfig()
+    play: groups.PlayConfig = groups.PlayConfig()
+    clone: groups.CloneConfig = groups.CloneConfig()
+    video: groups.VideoConfig = groups.VideoConfig()
+    self_play: groups.SelfPlayConfig = groups.SelfPlayConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     policies: dict[str, dict[str, Any]] = setting(
         {},
@@ -347,8 +333,8 @@ class Config:
         "Plays the environment before training and looks for faults. warn prints them. strict ends the run "
         "at any finding.",
     )
-    stop: StopConfig = StopConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    stop: groups.StopConfig = groups.StopConfig()
+    checkpoint: groups.CheckpointConfig = groups.CheckpointConfig()
     report: bool = setting(True, "Draws report.html at the end.", may_change=True)
     callbacks: tuple[Named, ...] = setting((), "SB3 callbacks as [module:Class, {callback: module:Class, every: 100}].")
     loggers: tuple[Named, ...] | None = setting(
@@ -368,11 +354,11 @@ class Config:
         least=0.001,
     )
     warmup: Literal["off", "only"] = setting("off", "only: compiles the kernels for these settings, without training.")
-    gate: GateConfig = GateConfig()
-    tune: TuneConfig = TuneConfig()
-    sweep: SweepConfig = SweepConfig()
-    population: PopulationConfig = PopulationConfig()
-    doctor: DoctorConfig = DoctorConfig()
+    gate: groups.GateConfig = groups.GateConfig()
+    tune: groups.TuneConfig = groups.TuneConfig()
+    sweep: groups.SweepConfig = groups.SweepConfig()
+    population: groups.PopulationConfig = groups.PopulationConfig()
+    doctor: groups.DoctorConfig = groups.DoctorConfig()
 
     @property
     def checkpoint_interval(self) -> tuple[int, float]:

@@ -10,8 +10,8 @@ from contextlib import suppress
 from fasttrain.errors import EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.machine import usable_cores
 from fasttrain.runs.view import activity
-from fasttrain.studies.study import Cell, Place, Study, Wanted, last_line, passing_on_signals
-from fasttrain.studies.warm import Process
+from fasttrain.studies.study import Cell, Place, Study, Wanted, last_line
+from fasttrain.studies.warm import Process, passing_on_signals
 
 LOOK_S, MOST_LETTERS = 0.2, 60
 

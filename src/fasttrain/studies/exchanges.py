@@ -7,6 +7,7 @@ Jaderberg et al., Population Based Training of Neural Networks, 2017.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ DONE, AT = "exchanges", "exchanged_at"  # entries of study.json
 
 def check(config: Config) -> None:
     """Raises ConfigError: the exchanges are not possible."""
+    if config.policies and config.population.exchange_every:
+        raise ConfigError("population.exchange_every: a training with policies.… has no exchanges; remove one of them")
     own, usable = config.population, [f"algo.{name}" for name in EXPLORED if hasattr(config.algo, name)]
     if own.exchange_every >= config.total_timesteps:
         raise ConfigError(
@@ -60,6 +63,12 @@ def spread(config: Config, members: Sequence[Wanted]) -> list[Wanted]:
 
 def _ranges(config: Config) -> dict[str, list[Any] | Range]:
     return {key: range_of(config, key, values) for key, values in config.population.explore.items()}
+
+
+def _copied(config: Config) -> list[str]:
+    """The settings that an exchange copies unchanged: those of `population.settings` that can change in a training."""
+    keys = dict.fromkeys(key for point in config.population.settings for key in point)
+    return [key for key in keys if key.startswith("algo.") and key.removeprefix("algo.") in EXPLORED]
 
 
 def _drawn(of: list[Any] | Range, random: np.random.Generator) -> Any:
@@ -100,6 +109,9 @@ def train(study: Study, config: Config, members: Sequence[Wanted], parallel: int
                 study.keep(member, cell)
         if not last and until not in study.notes.get(AT, []):
             exchange(study, config, members, until, number)
+    for member in members:  # models that ended although their study was killed
+        if study.find(member) is None and total <= _steps(study.folder_of(member)) < math.inf:
+            study.keep(member, study.cell_in_folder(member))
 
 
 def _segment(study: Study, until: int | None, member: Wanted, place: Place) -> tuple[Cell, bool]:
@@ -118,7 +130,7 @@ def _steps(folder: Path) -> float:
     """Env steps after which the model in the folder ended by itself; infinite after an error."""
     summary = read_json(folder / "summary.json")
     if summary.get("status") == "crashed":
-        return np.inf
+        return math.inf
     return float(summary["env_steps"]) if summary.get("status") == "done" else 0.0
 
 
@@ -129,7 +141,7 @@ def metric_of(qualities: Collection[Mapping[str, Any]]) -> str:
 
 
 def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int, number: int) -> None:
-    """Give each of the worst models the weights of one of the best, and settings near its settings.
+    """Give each of the worst models the weights of one of the best with its settings, some of them changed a little.
 
     `number`: how many exchanges there were with this one. Together with the seed it decides the new settings.
     """
@@ -148,14 +160,15 @@ def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int
         source, target = (study.folder_of(members[index]) for index in (better, worse))
         random = np.random.default_rng([config.seed, number, worse])
         algo = read_json(source / "plan.json")["config"]["algo"]
-        settings = {key: moved(algo.get(key.removeprefix("algo.")), of, random) for key, of in _ranges(config).items()}
+        settings = {key: algo.get(key.removeprefix("algo.")) for key in _copied(config)}
+        settings |= {key: moved(algo.get(key.removeprefix("algo.")), of, random) for key, of in _ranges(config).items()}
         point = CheckpointFolder(target / "checkpoints").newest().folder
         if point is None:
             continue
         Exchange(int(point.name.rpartition("_")[2]), settings).leave(target, source)
         names = [f"{each.label} seed {each.seed}" for each in (members[worse], members[better])]
-        rows.append({"env_steps": until, "model": names[0], metric: values[worse], "becomes": names[1],
-                     f"{metric} there": values[better], "settings": settings})  # fmt: skip
+        rows.append({"env_steps": until, "model": names[0], "value": values[worse], "source": names[1],
+                     "value_of_source": values[better], "settings": settings})  # fmt: skip
         told = ", ".join(f"{key.removeprefix('algo.')}={value}" for key, value in settings.items())
         study.say(f"exchange at {until:,} steps: {names[0]} ({values[worse]:.3g}) continues with the weights of "
                   f"{names[1]} ({values[better]:.3g}){f', {told}' * bool(told)}")  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError, naming
 from fasttrain.machine import usable_cores
+from fasttrain.runs.folders import in_quotes
 from fasttrain.runs.view import FittingTable, activity, figure_text, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
@@ -69,10 +70,19 @@ def members_of(config: Config, overrides: Sequence[str]) -> list[Wanted]:
     members = []
     for number in range(own.size):
         turn, index = divmod(number, len(points))
-        typed = [f"{key}={spelt(value)}" for key, value in points[index].items()]
+        typed = [f"{key}={typed_value(value)}" for key, value in points[index].items()]
         label = label_of(points[index]) if points[index] else PLAIN
         members.append(Wanted(label, config.seed + turn, tuple(merged(base, typed))))
     return exchanges.spread(config, members)
+
+
+def typed_value(value: object) -> str:
+    """A value as an override of Hydra."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {typed_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(typed_value, value))}]"
+    return in_quotes(value) if isinstance(value, str) else spelt(value)
 
 
 def name_of(member: Wanted) -> str:
@@ -143,7 +153,7 @@ def _tell_best(study: Study, config: Config, member: Wanted, cell: Cell, metric:
     with activity(study.console, "evaluating the best model on other games"):
         typed = [f"run={cell.folder}", f"eval.seed={config.eval.seed + FRESH}"]
         again, _ = run_cell("eval", typed, folder)
-    found = read_json(folder / "eval.json").get("quality", {})
+    found = read_json(folder / "eval.json").get("quality", {}).get("greedy", {})
     before = cell.summary["quality"].get(metric)
     text = f"best: {name_of(member)}: {metric.replace('_', ' ')} {with_interval(before, None, '{:.3g}')}"
     if again.exit_code == EXIT_DONE and found.get(metric) is not None:

@@ -14,14 +14,12 @@ import platform
 import shlex
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import Any, NamedTuple
 
 import yaml
@@ -37,7 +35,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies import warm
-from fasttrain.studies.warm import Process
+from fasttrain.studies.warm import Process, passing_on_signals
 from fasttrain.terminal import command, one_line, rate_text, spelt
 
 # Called about every second with the folder of a running cell. If a reason is returned, the cell saves and ends.
@@ -151,32 +149,6 @@ def last_line(folder: Path) -> str:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
         lines = log.read().decode(errors="replace").splitlines()
     return one_line(next((line.strip() for line in reversed(lines) if line.strip()), "starting"))
-
-
-@contextmanager
-def passing_on_signals(processes: Sequence[Process]) -> Iterator[list[int]]:
-    """Catch SIGINT and SIGTERM inside the block and yield a list of received signals. After the first the cells save
-    and stop, after the second they are killed. Ctrl-C at a terminal also reaches them, so only SIGTERM is passed on.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def receive(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        for process in [*processes]:
-            if len(received) > 1:
-                process.kill()
-            elif number == signal.SIGTERM:
-                process.terminate()
-
-    previous = [(number, signal.signal(number, receive)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield received
-    finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
 
 
 def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:
@@ -328,6 +300,12 @@ class Study:
                     ]
                     return [*CELL_DEFAULTS, "checkup=off", *chosen]
         return [*CELL_DEFAULTS]
+
+    def cell_in_folder(self, wanted: Wanted) -> Cell:
+        """The cell as a finished training in its folder, whose study was killed meanwhile."""
+        folder, overrides = self.folder_of(wanted), self.overrides_of(wanted)
+        summary = read_json(folder / "summary.json")
+        return Cell(wanted.label, overrides, folder, EXIT_DONE, "", summary["wall_s"], wanted.seed, summary)
 
     def keep(self, wanted: Wanted, cell: Cell) -> None:
         """Store the cell in place of an earlier one."""

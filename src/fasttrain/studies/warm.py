@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -18,9 +19,10 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from types import FrameType
 from typing import IO, Any, Protocol
 
 IDLE_S = 60.0  # the server ends after this time without a run
@@ -55,6 +57,7 @@ class Forked:
         self._status, self._code = status, list[int]()
         data = status.recv(NUMBER.size, socket.MSG_WAITALL)
         if len(data) < NUMBER.size:
+            status.close()
             raise OSError("the process that forks runs has ended")
         self._pid = int(NUMBER.unpack(data)[0])
 
@@ -96,9 +99,13 @@ class Server:
         told = {"arguments": [*arguments], "environment": {**environment}, "folder": os.getcwd(), "cores": [*cores]}
         message = json.dumps(told).encode()
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._socket, [NUMBER.pack(len(message))], [log.fileno(), theirs.fileno()])
-            self._socket.sendall(message)
+        try:
+            with theirs:
+                socket.send_fds(self._socket, [NUMBER.pack(len(message))], [log.fileno(), theirs.fileno()])
+                self._socket.sendall(message)
+        except OSError:
+            ours.close()
+            raise
         return Forked(ours)
 
     def close(self) -> None:
@@ -138,6 +145,32 @@ def start(
     line = [sys.executable, "-u", "-m", "fasttrain", *arguments]
     alone = {**environment, parent: str(os.getpid())}
     return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=alone)
+
+
+@contextmanager
+def passing_on_signals(processes: Sequence[Process]) -> Iterator[list[int]]:
+    """Catch SIGINT and SIGTERM inside the block and yield a list of received signals. After the first the cells save
+    and stop, after the second they are killed. Ctrl-C at a terminal also reaches them, so only SIGTERM is passed on.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def receive(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        for process in [*processes]:
+            if len(received) > 1:
+                process.kill()
+            elif number == signal.SIGTERM:
+                process.terminate()
+
+    previous = [(number, signal.signal(number, receive)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield received
+    finally:
+        for number, handler in previous:
+            signal.signal(number, handler)
 
 
 # --- the server's process
@@ -194,8 +227,6 @@ def _tell_ended(running: dict[int, socket.socket]) -> None:
 
 def _run(told: Mapping[str, Any], log: int) -> None:
     """Become the run: `python -m fasttrain arguments…`."""
-    from fasttrain.__main__ import main
-
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -205,4 +236,4 @@ def _run(told: Mapping[str, Any], log: int) -> None:
     os.sched_setaffinity(0, told["cores"])
     sys.path.insert(0, told["folder"])
     sys.argv = ["fasttrain", *told["arguments"]]
-    sys.exit(main())
+    runpy.run_module("fasttrain", run_name="__main__", alter_sys=True)

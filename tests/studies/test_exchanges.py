@@ -1,0 +1,56 @@
+"""Population-based training: which model is replaced by which, with which settings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conftest import RunCommand
+from fasttrain.saving.files import read_json
+from fasttrain.studies.exchanges import moved
+from fasttrain.studies.space import Range
+
+SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
+         "batch_size=64", "num_envs=2", "algo.n_epochs=2", "eval.episodes=4", "vec_env=dummy", "torch_threads=1",
+         "fused_update=on", "report=false", "checkup=off")  # fmt: skip
+
+
+def test_an_exchange_is_the_better_model_with_new_settings(fasttrain: RunCommand):
+    more = (
+        "population.exchange_every=256",
+        "population.explore={algo.learning_rate: {low: 1e-5, high: 1e-2, log: true}}",
+    )
+    done = fasttrain("population=2", *SMALL, *more).ok()
+    study = done.json("study.json")
+    (found,) = study["exchanges"]
+    assert found["env_steps"] == 256
+    assert {found["model"], found["source"]} == {"model seed 0", "model seed 1"}
+    assert found["value"] < found["value_of_source"]
+    folders = {f"{cell['label']} seed {cell['seed']}": done.folder / cell["folder"] for cell in study["cells"]}
+    changed, source = (read_json(folders[found[key]] / "plan.json")["config"]["algo"] for key in ("model", "source"))
+    assert changed["learning_rate"] == found["settings"]["algo.learning_rate"]
+    ratio = changed["learning_rate"] / source["learning_rate"]
+    assert min(abs(ratio - 0.8), abs(ratio - 1.25)) < 1e-3
+    assert "exchange: 12 of the 12 tensors" in (folders[found["model"]] / "log.txt").read_text()
+    assert [cell["status"] for cell in study["cells"]] == ["done", "done"]
+    again = fasttrain("population", f"run={done.folder}").ok()
+    assert "trainings to" not in again.out, "nothing is left to do"
+
+
+def test_a_model_with_an_error_is_frozen_and_the_others_go_on(fasttrain: RunCommand):
+    broken = "population.settings=[{}, {env.entry_point: toys:Corridor, env.id: null, env.kwargs: {length: none}}]"
+    done = fasttrain("population=2", *SMALL, broken, "population.exchange_every=256")
+    assert done.exit_code == 1
+    assert "frozen: " in done.out
+    assert [cell["status"] for cell in done.json("study.json")["cells"]].count("done") == 1
+
+
+def test_new_values_stay_within_their_limits():
+    rng = np.random.default_rng(0)
+    of = Range(0.001, 0.1, True)
+    drawn = {moved(0.01, of, rng) for _ in range(40)}
+    assert drawn == {0.008, 0.0125}
+    assert {moved(0.1, of, rng) for _ in range(40)} == {0.08, 0.1}
+    assert {moved(4, [2, 4, 8], rng) for _ in range(40)} == {2, 8}
+    assert {moved(2, [2, 4, 8], rng) for _ in range(40)} == {2, 4}
+    assert all(0.001 <= moved("linear_0.1", of, rng) <= 0.1 for _ in range(40))
+    assert {moved(10, Range(1, 20), rng) for _ in range(40)} == {8, 12}

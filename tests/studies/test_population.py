@@ -1,0 +1,74 @@
+"""Several models side by side: equal to single runs, ranked, frozen after an error, and continued after a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from stable_baselines3.common.save_util import load_from_zip_file
+
+from conftest import RunCommand
+from fasttrain.studies.population import typed_value
+
+SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
+         "batch_size=64", "num_envs=2", "algo.n_epochs=2", "eval.episodes=4", "vec_env=dummy", "torch_threads=1",
+         "fused_update=on", "report=false", "checkup=off")  # fmt: skip
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_from_zip_file(folder / "model.zip", device="cpu")[1]["policy"]  # type: ignore[index]
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_each_model_is_the_model_of_a_single_run(fasttrain: RunCommand):
+    done = fasttrain("population=3", *SMALL, "population.settings=[{algo.gamma: 0.9}, {algo.gamma: 0.99}]").ok()
+    study = done.json("study.json")
+    by_name = {(cell["label"], cell["seed"]): done.folder / cell["folder"] for cell in study["cells"]}
+    assert sorted(by_name) == [("gamma=0.9", 0), ("gamma=0.9", 1), ("gamma=0.99", 0)]
+    alone = fasttrain("train", *SMALL, "algo.gamma=0.9", "seed=1").ok()
+    assert same(weights(by_name["gamma=0.9", 1]), weights(alone.folder))
+    assert not same(weights(by_name["gamma=0.9", 0]), weights(alone.folder))
+    rewards = [row["mean_reward"]["value"] for row in study["rows"]]
+    assert rewards == sorted(rewards, reverse=True)
+    assert study["best"]["model"] == study["rows"][0]["name"]
+    assert "gamma=0.9: mean reward" in done.out
+    assert "over 2 seeds" in done.out
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        (None, "null"),
+        ("a=b", "'a=b'"),
+        ([1, "x"], "[1, 'x']"),
+        ({"size": 3, "on": True}, "{size: 3, on: true}"),
+    ],
+)
+def test_settings_become_overrides(value: object, text: str):
+    assert typed_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["population=1"], "a population needs at least two models"),
+        (["population=2", "population.explore={algo.gamma: [0.9, 0.99]}"], "without population.exchange_every"),
+        (["population=2", "population.settings=[{algo.gama: 1}]"], "did you mean 'algo.gamma'"),
+        (["population=2", "population.settings=[{seed: 1}]"], "seed is no setting of a training"),
+        (["population=2", "population.settings=[{algo.gamma: 7}]"], "algo.gamma=7.0: must lie between 0 and 1"),
+        (["population=2", "population.exchange_every=512"], "the training ends before, at total_timesteps=512"),
+        (["population=2", "population.exchange_every=64", "population.explore={num_envs: [1, 2]}"],
+         "num_envs cannot change in a training; possible are algo.learning_rate"),
+        (["population=2", "seeds=4"], "seeds=4 has no effect with population"),
+        (["-m", "population=2,3"], "population cannot be swept"),
+    ],
+)  # fmt: skip
+def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
+    done = fasttrain(*typed, *SMALL)
+    assert done.exit_code == 2
+    assert message in done.err
