@@ -231,6 +231,10 @@ def _run(request: Request, hydra: Composer, job: DictConfig, new: bool) -> int:
 
     def task() -> int:
         with activity(make_console(), "loading fasttrain and PyTorch"):
+            if studies:
+                from fasttrain.studies import warm
+
+                warm.prepare()  # it imports beside this process
             main = commands.implementation(command)
         with lock_folder(folder, command == "tune" and config.run is not None) if studies else nullcontext():
             code: int = main(config, sources, folder, overrides, **more)

@@ -32,7 +32,7 @@ usage: fasttrain [COMMAND] [+profile=NAME] [key=value …]      without a comman
   fasttrain +profile=speed env.id=CartPole-v1 algo=ppo       any registered Gymnasium environment
   fasttrain +profile=balance env.id=CartPole-v1 algo=dqn num_envs=16 updates_per_step=8
   fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
-  fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
+  fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, a process for each cell
   FASTTRAIN_NUM_ENVS=16 fasttrain +profile=speed             a flag from the environment
 
 {commands}

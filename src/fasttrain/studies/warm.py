@@ -122,6 +122,13 @@ def _close() -> None:
         _servers.pop().close()
 
 
+def prepare() -> None:
+    """Start the server, so that it has imported everything when the first run begins."""
+    with _lock, suppress(OSError):  # there is no memory for a process
+        if sys.platform == "linux" and not _servers:
+            _servers.append(Server())
+
+
 def start(
     arguments: Sequence[str], log: IO[Any], environment: Mapping[str, str], parent: str,
     cores: Iterable[int] | None = None,
