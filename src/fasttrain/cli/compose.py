@@ -9,6 +9,7 @@ import argparse
 import copy
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -81,8 +82,10 @@ def _env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
 
 def register() -> None:
     """Register the resolvers `${pid:}` and `${env_name:}` and the schemas of all settings with Hydra."""
-    OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
-    OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # OmegaConf 2.4 has another name for it, under which 2.3 has another function
+        OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+        OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
     if "settings.yaml" in ConfigStore.instance().repo:
         return
     settings = defaults_of(Config)
