@@ -80,10 +80,16 @@ def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
     with pytest.raises(ConfigError, match=f"is a study of ablate: fasttrain ablate {study}"):
         prepare("compare", [], ["candidates=[baseline,speed]", study])
     with pytest.raises(ConfigError, match="no study.json there"):
-        prepare("compare", [], [f"run={tmp_path / 'none'}"])
+        prepare("compare", [], [f"run={tmp_path / 'none'}", "seeds=9", "sweep.max_parallel=2"])
     (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
     with pytest.raises(ConfigError, match="its study.json is not of fasttrain"):
         prepare("compare", [], [study])
+
+
+def test_a_space_that_is_typed_twice_is_refused():
+    twice = ["tune.space={algo.gamma: [0.9, 0.99]}", "tune.space={algo.n_epochs: [2, 4]}"]
+    with pytest.raises(ConfigError, match="tune.space is given 2 times; remove one"):
+        prepare("tune", [], twice)
 
 
 def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so():

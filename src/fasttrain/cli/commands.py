@@ -45,6 +45,7 @@ COMMANDS = (*MODULES, *PLAIN)
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
 STUDIES = ("compare", "population", "tune")  # many runs in one folder, each in a process of its own
 RUNS = ("train", "resume")
+LIMITS = ("run", "minutes", "seeds", "tune.trials", "sweep.", "on_existing", "report", "live")  # say nothing to study
 WITH_SEEDS = ("compare", "tune")  # read `seeds` and `minutes`
 OF_A_RUN = ("resume", "eval", "play", "export", "report")  # need run=FOLDER
 STARTS_RUNS = (*STUDIES, "doctor")  # get Hydra's --config-dir among their overrides, and pass it to their runs
@@ -181,8 +182,9 @@ def prepare(command: str, options: list[str], typed: list[str]) -> tuple[list[st
     """
     if command == "report":
         typed = _folders_as_key(typed)
-    if len({text for text in typed if key_of(text) == "algo"}) > 1:  # Hydra would silently use the last one
-        raise ConfigError(typed_twice_message("algo", typed))
+    for key in ("algo", "tune.space", "population.explore"):  # Hydra would use the last `algo`, and merge the others
+        if len({text for text in typed if key_of(text) == key}) > 1:
+            raise ConfigError(typed_twice_message(key, typed))
     for text in typed:
         if key_of(text) in NAMED:  # check now, before Hydra stores the overrides
             check_no_secret(key_of(text), text.partition("=")[2])
@@ -232,7 +234,7 @@ def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> 
     Raises ConfigError: the folder has no study and `typed` names nothing to study, or another command made the study.
     """
     stored = read_json(folder / "study.json")
-    if not stored and len(typed) == 1:
+    if not stored and all(key_of(text).startswith(LIMITS) for text in typed):
         raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or type what to do")
     other, *more = OTHER_WORDS.get(str(stored.get("command")), [stored.get("command")])
     named = [text for text in (*typed, *more) if key_of(text) == "candidates"]

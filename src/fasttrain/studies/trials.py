@@ -75,7 +75,7 @@ class Trials:
                 load_if_exists=True,
                 direction="maximize",
                 sampler=optuna.samplers.TPESampler(n_startup_trials=RANDOM, seed=seed),
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=JUDGED),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=JUDGED, n_min_trials=JUDGED),
             )
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(
