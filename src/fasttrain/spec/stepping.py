@@ -204,7 +204,8 @@ def _why_not_continuous(config: Config) -> str:
         return f"{config.algo.name} has no importance weights for transitions of an older policy"
     if config.policies:
         return "policies learn from the newest rollout alone"
-    return "with algo.use_sde=true a rollout has one noise for all its steps" if config.algo.use_sde else ""
+    noise = getattr(config.algo, "use_sde", False)  # MaskablePPO has no such setting
+    return "with algo.use_sde=true a rollout has one noise for all its steps" if noise else ""
 
 
 def _why_no_groups(context: Context, requested: str) -> str:
