@@ -46,6 +46,7 @@ class EnvSpec:
     use_masks: bool = True  # False: observations and infos are not changed, even if they contain masks
     masks: str | None = None  # name of the mask's method or entry, if it is not action_masks
     max_episode_steps: int | None = None  # truncate after this number of steps of the innermost env
+    stagger: int = 0  # truncate an episode that begins with a seed after a random number of steps, at most this
     action_repeat: int = 1  # steps of the env per decision of the policy
     two_sided: bool = False  # self-play: the trainer acts for both sides
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tasks of a curriculum: reset options by name
@@ -85,8 +86,8 @@ class EnvFactory:
 def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     """Build the env and wrap it as the spec says.
 
-    The order, from inside: the user's env, `OldGym`, `TimeLimit`, the user's wrappers, `DictActions`, `ActionMasks` if
-    the env has masks, `ActionRepeat`, `Goals`, `MemoryInputs`, `LeanInfo`, `TwoSided`.
+    The order, from inside: the user's env, `OldGym`, `TimeLimit`, the user's wrappers, `Stagger`, `DictActions`,
+    `ActionMasks` if the env has masks, `ActionRepeat`, `Goals`, `MemoryInputs`, `LeanInfo`, `TwoSided`.
 
     Args:
         folder: where to look for modules besides the installed packages; None: the working directory.
@@ -126,6 +127,7 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
     Raises EnvSpecError: the env has no masks although `needs_masks` is set.
     """
     with _closed_on_error(env):
+        env = wrappers.Stagger(env, spec.stagger) if spec.stagger else env
         if spec.tasks:
             env = TaskOptions(env, spec.tasks)
         if isinstance(env.action_space, spaces.Dict):

@@ -19,6 +19,27 @@ from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.spec.infos import enemy_turn_ms
 
 
+class Stagger(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Truncates each episode that begins with a seed after 1 to `most` steps; the number is drawn from the seed.
+
+    A training seeds the first reset of an env and no later reset. A resumed run seeds the env again only if its first
+    episode has not ended.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], most: int) -> None:
+        super().__init__(env)
+        self._most, self._left = most, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._left = 0 if seed is None else int(np.random.default_rng([seed, self._most]).integers(self._most)) + 1
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._left -= 1
+        return observation, reward, terminated, truncated or (self._left == 0 and not terminated), info
+
+
 class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Repeats each action up to `times` times. Rewards are added up; observation and info are those of the last step.
 

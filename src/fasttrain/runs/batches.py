@@ -40,6 +40,7 @@ def check_native_options(config: Config) -> None:
         "env.wrappers": list(env.wrappers),
         "algo.memory_inputs": list(memory_inputs(config)),
         "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
+        "env.stagger": env.stagger,
         "env.masks": env.masks,
         **{f"policies.{name}.goal_every": own.get("goal_every") for name, own in config.policies.items()},
     }

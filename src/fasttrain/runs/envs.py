@@ -202,7 +202,7 @@ def build_vec_env(
         statistics: those of `env.normalize` in a training. The envs use them unchanged.
         tell: is called with a text for the progress line (which env is being built).
         scout: a process that becomes the first worker.
-        folder: for the logs of external engines.
+        folder: for the logs of external engines. None: the envs are not those of a training.
         reported: process settings that envs changed, for which the user was warned already.
     """
     try:
@@ -234,7 +234,8 @@ def _unwrapped_env(
     if config.vec_env == "shared":
         return _shared(config, num_envs, scout)
     single = EnvFactory if has_monitor_wrapper(config) else MonitoredEnv
-    factory: Callable[[], Any] = RetraceFactory(single(env_spec(config)), config.copy_final_observations)
+    spec = dataclasses.replace(env_spec(config), stagger=0 if folder is None else config.env.stagger)
+    factory: Callable[[], Any] = RetraceFactory(single(spec), config.copy_final_observations)
     if config.vec_env == "subproc":
         return start_subproc([factory] * num_envs)
 
@@ -247,7 +248,7 @@ def _unwrapped_env(
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
     """Workers build envs without Monitor: the vectorized env counts returns and lengths, and drops most infos."""
-    spec = dataclasses.replace(env_spec(config), lean_info=False)
+    spec = dataclasses.replace(env_spec(config), lean_info=False, stagger=config.env.stagger)
     env = SharedMemoryVecEnv(
         [RetraceFactory(EnvFactory(spec))] * num_envs,
         config.workers if isinstance(config.workers, int) else None,

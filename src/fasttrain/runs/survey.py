@@ -28,7 +28,7 @@ from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 
 START_S = 120.0  # time limit for starting the process, on a machine that may be busy
 # Fields of EnvSpec that do not change the env itself: a worker can keep the env although they differ.
-AROUND_ENV = ("needs_masks", "use_masks", "masks", "info_keys", "lean_info", "action_repeat", "two_sided")
+AROUND_ENV = ("needs_masks", "use_masks", "masks", "info_keys", "lean_info", "action_repeat", "two_sided", "stagger")
 SLOW_BUILD_S = 1.0  # seconds; an env that takes longer to build may be kept although it was played
 
 

@@ -64,6 +64,12 @@ class EnvConfig:
     normalize: tuple[Literal["obs", "reward"], ...] = setting(
         (), "Normalizes obs, reward or both by running statistics, with SB3's VecNormalize."
     )
+    stagger: int = setting(
+        0,
+        "Truncates the first episode of each training environment after a random number of steps, at most this. So "
+        "episodes of equal length do not all end in the same step. 0: never.",
+        least=0,
+    )
     info_keys: tuple[str, ...] = setting((), "Entries of the info that lean_info keeps at every step.")
     on_env_error: Literal["raise", "restart"] = setting(
         "raise", "raise ends the run when an environment fails. restart replaces the environment or worker."

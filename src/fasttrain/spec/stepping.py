@@ -98,8 +98,8 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
 
 def needs_single_envs(config: Config) -> str:
     """Why `auto` must not choose the env's own vector form; empty if the choice is allowed."""
-    if config.env.wrappers or goals_of(config):
-        return "env.wrappers and goals of policies need single envs, not the env's own vector form"
+    if config.env.wrappers or config.env.stagger or goals_of(config):
+        return "env.wrappers, env.stagger and goals of policies need single envs, not the env's own vector form"
     if config.curriculum.tasks:
         return "tasks of a curriculum are chosen for single envs, not in the env's own vector form"
     return "callbacks may use single envs, which the env's own vector form does not have" if config.callbacks else ""
@@ -243,6 +243,7 @@ def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mappi
         "algo.memory_inputs": (bool(memory_inputs(config)), plain),
         "action_repeat": (config.action_repeat > 1, "a step is one decision"),
         "env.info_keys": (bool(env.info_keys), "only the infos of episode ends are available"),
+        "env.stagger": (env.stagger > 0, "an end in the middle of a game has no winner"),
         "env.max_episode_steps": (env.max_episode_steps is not None, "a limit would count both sides' decisions"),
         "env.on_env_error=restart": (env.on_env_error == "restart", "an opponent's decision cannot be repeated"),
     }
