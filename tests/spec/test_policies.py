@@ -67,6 +67,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {}, b: {decides: play}"), r"policies\.a needs decides"),
     (policies("a: {decides: bid, algo.n_epoch: 3}, b: {decides: play}"), r"unknown key 'policies\.a\.algo\.n_epoch'.*"
      r"did you mean 'algo\.n_epochs'"),
+    (policies("a: {decides: bid, algo.n_epochs: 3, algo: {n_epochs: 4}}, b: {decides: play}"),
+     r"policies\.a: algo\.n_epochs is set twice, by its own key and inside algo"),
     (policies("a: {decides: bid, algo.n_epochs: many}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=many: exp"),
     (policies("a: {decides: bid, algo.n_epochs: 0}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=0: must be at"),
     (policies("a: {decides: bid, algo.rollout_size: 8}, b: {decides: play}"), "all policies share one rollout"),
@@ -98,6 +100,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid}, A: {decides: play}"), "'A' cannot name a policy"),
     (policies("best_model_a: {decides: bid}, a: {decides: play}"), "its file best_model_a.zip is another"),
     ((*SHARING, "policies={a: {decides: x, reward_key: y}, b: {decides: z}}"), r"a\.reward_key: .*has no infos"),
+    ((*SHARING, "env.kwargs.roles=[z, x]", "policies={a: {decides: x}, b: {decides: z}}"),
+     r"env\.kwargs\.roles=\['z', 'x'\]: the policies' decides name the roles \(x, z\); remove it"),
     ((*SHARING[:-1], "policies={a: {decides: x}, b: {decides: y}}"), "of every agent, set env.kwargs.sharing=true"),
     ((FAST, TWO, "algo.reuse=2"), "policies learn from the newest rollout alone; use algo.reuse=1"),
 ]  # fmt: skip

@@ -26,6 +26,7 @@ from fasttrain.runs.models import one_env
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
+from fasttrain.spec.policies import member_file
 from fasttrain.spec.reading import uses_masks
 
 STEMS = {"final": "model", "best": "best_model"}
@@ -45,7 +46,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         trained = load_run(where, f"{stem}.zip", config.trust)
         spec = trained.config.algo.spec
         if trained.config.policies:
-            files = " and ".join(f"{name}.zip" for name in trained.config.policies)
+            files = " and ".join(member_file(stem, name) for name in trained.config.policies)
             raise ConfigError(f"a model of several policies cannot be exported as one; SB3 loads {files} of this run")
         if spec.exports == "no":
             way_out = f"load model.zip by {spec.stock.replace(':', '.')}"

@@ -119,6 +119,9 @@ def with_told(config: Config) -> Config:
     config = replace(config, env=replace(config.env, info_keys=tuple(dict.fromkeys((*config.env.info_keys, *keys)))))
     values = [phase for name in config.policies for phase in decides_of(config, name)]
     if values and config.env.entry_point == ROWS and not phases_of(config):
+        if config.env.kwargs.get("roles", values) != values:
+            raise ConfigError(f"env.kwargs.roles={config.env.kwargs['roles']}: the policies' decides name the roles "
+                              f"({', '.join(values)}); remove it")  # fmt: skip
         return replace(config, env=replace(config.env, kwargs={**config.env.kwargs, "roles": values}))
     wrapper = {"wrapper": WRAPPER, "key": "policy", "values": values}
     if not values or phases_of(config) or wrapper in config.env.wrappers:
@@ -130,6 +133,8 @@ def own_config(config: Config, name: str) -> Config:
     """The configuration of one policy. Raises ConfigError: a key of this policy is unknown, or a value is wrong."""
     where, own = f"policies.{name}", dict(config.policies[name])
     nested = convert(own.pop("algo", {}), dict[str, Any], f"{where}.algo")
+    if twice := sorted(f"algo.{key}" for key in nested if f"algo.{key}" in own):
+        raise ConfigError(f"{where}: {twice[0]} is set twice, by its own key and inside algo; remove one")
     own |= {f"algo.{key}": value for key, value in nested.items()}
     hints = OWN | {f"algo.{key}": hint for key, hint in get_type_hints(type(config.algo)).items()}
     for key in own:
