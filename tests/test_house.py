@@ -59,7 +59,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 822 and five modules for several models side by side: runs that are forked with everything imported, cells of a study
 # on cores of their own, population-based training, and a training that ends at a step.
 CEILINGS = {
-    "fasttrain": {"lines": 47_948, "modules": 209, ": Any": 659},
+    "fasttrain": {"lines": 48_022, "modules": 209, ": Any": 659},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -80,7 +80,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
 # 276 of tests: forked runs, cells side by side, populations and their exchanges.
 # 70 of tests: the last killed trial, other settings in one folder, a failed seed, algorithms without minibatches.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 54_062}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 54_114}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

@@ -143,3 +143,17 @@ def test_a_run_ends_by_a_rule_or_at_its_horizon(fasttrain: RunCommand, arguments
     assert (done.folder / "model.zip").is_file()
     last = done.json("perf.json")["windows"][-1]
     assert all(last[key] == summary[key] for key in ("env_steps", "wall_s", "updates"))
+
+
+def test_a_run_ends_at_the_first_rollouts_end_after_at_steps_and_goes_on(fasttrain: RunCommand):
+    typed = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
+             "batch_size=64", "num_envs=2", "vec_env=dummy", "eval.episodes=2", "checkup=off")  # fmt: skip
+    run = fasttrain(*typed, "stop.at_steps=100").ok()
+    ends = [run.json("summary.json")["stopped_by"]]
+    for at in ("300", "null"):
+        fasttrain("resume", f"run={run.folder}", f"stop.at_steps={at}").ok()
+        ends.append(run.json("summary.json")["stopped_by"])
+        if at == "300":
+            assert sorted(path.name for path in (run.folder / "checkpoints").iterdir())[-1] == "step_000000000384"
+    assert ends == ["steps", "steps", "horizon"]
+    assert run.episodes() == fasttrain(*typed).ok().episodes()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 
 from conftest import RunCommand
 from fasttrain.saving.files import read_json
 from fasttrain.studies.exchanges import moved
 from fasttrain.studies.space import Range
+from fasttrain.studies.study import Cell, run_cell
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
          "batch_size=64", "num_envs=2", "algo.n_epochs=2", "eval.episodes=4", "vec_env=dummy", "torch_threads=1",
@@ -36,12 +41,24 @@ def test_an_exchange_is_the_better_model_with_new_settings(fasttrain: RunCommand
     assert "trainings to" not in again.out, "nothing is left to do"
 
 
-def test_a_model_with_an_error_is_frozen_and_the_others_go_on(fasttrain: RunCommand):
-    broken = "population.settings=[{}, {env.entry_point: toys:Corridor, env.id: null, env.kwargs: {length: none}}]"
-    done = fasttrain("population=2", *SMALL, broken, "population.exchange_every=256")
+def test_a_model_that_died_is_no_longer_ranked(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    real, ran = run_cell, list[str]()
+
+    def dies(command: str, overrides: list[str], folder: Path, *more: Any, **others: Any) -> tuple[Cell, bool]:
+        ran.append(f"{command} {folder.name[:11]}")
+        cell, stopped = real(command, overrides, folder, *more, **others)
+        if command == "resume" and "seed0" in folder.name:  # after its summary was written
+            cell.exit_code, cell.error = -9, "killed by signal SIGKILL"
+        return cell, stopped
+
+    monkeypatch.setattr("fasttrain.studies.exchanges.run_cell", dies)
+    done = fasttrain("population=2", *SMALL, "total_timesteps=768", "population.exchange_every=256")
     assert done.exit_code == 1
-    assert "frozen: " in done.out
-    assert [cell["status"] for cell in done.json("study.json")["cells"]].count("done") == 1
+    assert [each for each in ran if "seed0" in each] == ["train model_seed0", "resume model_seed0"]
+    study = done.json("study.json")
+    assert {row["env_steps"] for row in study["exchanges"]} <= {256}, "one model alone exchanges nothing"
+    assert [row["name"] for row in study["rows"]] == ["model seed 1"]
+    assert "killed by signal SIGKILL" in done.out
 
 
 def test_new_values_stay_within_their_limits():

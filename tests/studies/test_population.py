@@ -39,6 +39,14 @@ def test_each_model_is_the_model_of_a_single_run(fasttrain: RunCommand):
     assert "over 2 seeds" in done.out
 
 
+def test_a_model_with_an_error_is_named_and_the_others_go_on(fasttrain: RunCommand):
+    broken = "population.settings=[{}, {env.entry_point: toys:Corridor, env.id: null, env.kwargs: {length: none}}]"
+    done = fasttrain("population=2", *SMALL, broken)
+    assert done.exit_code == 1
+    assert [cell["status"] for cell in done.json("study.json")["cells"]].count("done") == 1
+    assert "env.kwargs={'length': 'none'}" in done.out.partition("best: ")[0]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -62,13 +70,26 @@ def test_settings_become_overrides(value: object, text: str):
         (["population=2", "population.settings=[{seed: 1}]"], "seed is no setting of a training"),
         (["population=2", "population.settings=[{algo.gamma: 7}]"], "algo.gamma=7.0: must lie between 0 and 1"),
         (["population=2", "population.exchange_every=512"], "the training ends before, at total_timesteps=512"),
-        (["population=2", "population.exchange_every=64", "population.explore={num_envs: [1, 2]}"],
+        (["population=2", "population.exchange_every=128", "population.explore={num_envs: [1, 2]}"],
          "num_envs cannot change in a training; possible are algo.learning_rate"),
+        (["population=-2"], "population.size=-2: must lie between 1 and 1000"),
+        (["population=2", "population.exchange_every=256", "eval.episodes=0"], "rank the models by evaluations"),
+        (["population=2", "population.exchange_every=64"], "is shorter than a rollout of 128 env steps"),
+        (["population=2", "population.exchange_every=256", "population.settings=[{}, {algo.net_arch: [8]}]"],
+         "algo.net_arch differs between models that exchange their weights"),
         (["population=2", "seeds=4"], "seeds=4 has no effect with population"),
         (["-m", "population=2,3"], "population cannot be swept"),
     ],
 )  # fmt: skip
 def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
-    done = fasttrain(*typed, *SMALL)
+    done = fasttrain(*SMALL, *typed) if "eval.episodes=0" in typed else fasttrain(*typed, *SMALL)
     assert done.exit_code == 2
     assert message in done.err
+
+
+def test_a_population_in_a_file_is_refused_at_once(fasttrain: RunCommand, tmp_path: Path):
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/many.yaml").write_text("# @package _global_\npopulation:\n  size: 2\n")
+    typed = ("--config-dir", str(tmp_path), "+profile=many")
+    fasttrain("population", *typed).refused("population.size stands in a file, which each model would read too")
+    fasttrain("train", *typed).refused("population.size has no effect with train")

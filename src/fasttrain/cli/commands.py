@@ -121,7 +121,7 @@ class _Options(argparse.ArgumentParser):
 
 def as_population(command: str, typed: Sequence[str]) -> tuple[str, list[str]]:
     """`train population=8` → `population population.size=8`."""
-    words = [re.sub(r"^\+*population=(?=\d)", "population.size=", text) for text in typed]
+    words = [re.sub(r"^\+*population=(?!\s*[{n])", "population.size=", text) for text in typed]
     sized = any(key_of(text) == "population.size" for text in words)
     return "population" if sized and command == "train" else command, words
 
@@ -157,7 +157,7 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
         owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
         if owner is not None and command not in owner.commands:
             value = next((text.partition("=")[2] for text in reversed(overrides) if key_of(text) == key), "")
-            setting = key if owner.commands == ("play",) else f"{key}={value}"
+            setting = key if owner.commands == ("play",) or not value else f"{key}={value}"
             raise ConfigError(f"{setting} has no effect with {command}; {terminal.as_typed(owner.use)}")
 
 

@@ -175,11 +175,16 @@ class RunCallback(BaseCallback):
         run, course = self.run, self.course
         if course.stopped is None:
             course.stopped = self._reason()
-        if course.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested or course.continues):
+        if course.stopped is None or not self._may_stop():
             return True
         course.at_rest = False
         run.say(f"stopped at {self.num_timesteps:,} steps: {course.stopped.text}")
         return False
+
+    def _may_stop(self) -> bool:
+        run = self.run
+        until = (run.config.stop.at_steps or 0) if self.course.continues and not run.stop.requested else 0
+        return run.checkpoints.may_stop(run.stop.requested or self.course.continues, until)
 
     def _reason(self) -> Stop | None:
         run = self.run

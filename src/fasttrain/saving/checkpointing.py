@@ -91,8 +91,10 @@ class Checkpoints:
             self._hold_s = self._held_at - now
         self._rested = time.perf_counter()
 
-    def may_stop(self, for_signal: bool) -> bool:
-        """Whether a run that wants to stop during a rollout may stop now."""
+    def may_stop(self, for_signal: bool, since: int = 0) -> bool:
+        """Whether a run that wants to stop during a rollout may stop now; not before a state of `since` env steps."""
+        if self._rest_at < since:
+            return False
         if not (for_signal or self.settings.every):
             return True
         now = time.perf_counter()

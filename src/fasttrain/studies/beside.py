@@ -68,7 +68,7 @@ def run_beside(
                     study.keep(wanted, cell)
                 left = [*(each for _, each, _ in running.values()), *later]
                 study.say(f"{title}: {cell.described()} · {cell.seconds:.0f} s{study.eta(left)}")
-                if cell.exit_code == EXIT_WRONG_INPUT:
+                if cell.exit_code == EXIT_WRONG_INPUT and start is None:
                     illegal.add(wanted.label)
                 stopped = stopped or (cell.exit_code == EXIT_STOPPED and not cell.error)
     if stopped or signals:

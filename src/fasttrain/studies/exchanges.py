@@ -7,7 +7,6 @@ Jaderberg et al., Population Based Training of Neural Networks, 2017.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,6 +39,17 @@ def check(config: Config) -> None:
     if config.policies and config.population.exchange_every:
         raise ConfigError("population.exchange_every: a training with policies.… has no exchanges; remove one of them")
     own, usable = config.population, [f"algo.{name}" for name in EXPLORED if hasattr(config.algo, name)]
+    if not own.exchange_every:
+        return
+    if not config.eval.episodes:
+        raise ConfigError("eval.episodes=0: exchanges rank the models by evaluations; remove eval.episodes")
+    for key in dict.fromkeys(key for point in own.settings for key in point):
+        if key not in usable:
+            raise ConfigError(f"population.settings: {key} differs between models that exchange their weights; with "
+                              f"population.exchange_every possible are {', '.join(usable)}")  # fmt: skip
+    if own.exchange_every < (rollout := _rollout_of(config)):
+        raise ConfigError(f"population.exchange_every={own.exchange_every:,} is shorter than a rollout of {rollout:,} "
+                          "env steps, after which a model first learns")  # fmt: skip
     if own.exchange_every >= config.total_timesteps:
         raise ConfigError(
             f"population.exchange_every={own.exchange_every:,}: the training ends before, at total_timesteps="
@@ -48,6 +58,14 @@ def check(config: Config) -> None:
     if wrong := [key for key in own.explore if key not in usable]:
         raise ConfigError(f"{OF}: {', '.join(wrong)} cannot change in a training; possible are {', '.join(usable)}")
     check_ranges(config, OF, own.explore)
+
+
+def _rollout_of(config: Config) -> int:
+    """Env steps of a rollout; 0 for algorithms that learn from replay."""
+    if not config.algo.spec.on_policy:
+        return 0
+    steps = config.algo.n_steps
+    return int(config.algo.rollout_size if steps is None else steps * config.num_envs)
 
 
 def spread(config: Config, members: Sequence[Wanted]) -> list[Wanted]:
@@ -65,10 +83,13 @@ def _ranges(config: Config) -> dict[str, list[Any] | Range]:
     return {key: range_of(config, key, values) for key, values in config.population.explore.items()}
 
 
-def _copied(config: Config) -> list[str]:
-    """The settings that an exchange copies unchanged: those of `population.settings` that can change in a training."""
-    keys = dict.fromkeys(key for point in config.population.settings for key in point)
-    return [key for key in keys if key.startswith("algo.") and key.removeprefix("algo.") in EXPLORED]
+def changing(config: Config) -> list[str]:
+    """The settings that an exchange may change: those of `population.settings` and of `population.explore`."""
+    if not config.population.exchange_every:
+        return []
+    return [
+        *dict.fromkeys([key for point in config.population.settings for key in point] + [*config.population.explore])
+    ]
 
 
 def _drawn(of: list[Any] | Range, random: np.random.Generator) -> Any:
@@ -100,38 +121,52 @@ def train(study: Study, config: Config, members: Sequence[Wanted], parallel: int
     a signal.
     """
     every, total = config.population.exchange_every, config.total_timesteps
+    spent = dict[Path, float]()  # seconds of the earlier parts of a training
     for number, until in enumerate([*range(every, total, every), total], 1):
         last = until == total
-        todo = [each for each in members if study.find(each) is None and _steps(study.folder_of(each)) < until]
-        go_on = partial(_segment, study, None if last else until)
+        todo = [each for each in _well(study, members) if _steps(study.folder_of(each)) < until]
+        go_on = partial(_segment, study, None if last else until, spent)
         for member, cell in run_beside(study, todo, parallel, go_on, "" if last else f" to {until:,}"):
             if not last and not cell.done:
                 study.keep(member, cell)
         if not last and until not in study.notes.get(AT, []):
-            exchange(study, config, members, until, number)
-    for member in members:  # models that ended although their study was killed
-        if study.find(member) is None and total <= _steps(study.folder_of(member)) < math.inf:
+            exchange(study, config, _well(study, members), until, number)
+    for member in _well(study, members):  # models that ended after their study was killed
+        if study.find(member) is None and _steps(study.folder_of(member)) >= total:
             study.keep(member, study.cell_in_folder(member))
 
 
-def _segment(study: Study, until: int | None, member: Wanted, place: Place) -> tuple[Cell, bool]:
+def _well(study: Study, members: Sequence[Wanted]) -> list[Wanted]:
+    """The models that have not ended with an error."""
+    for each in members:
+        crashed = read_json(study.folder_of(each) / "summary.json").get("status") == "crashed"
+        if crashed and not study.failed([each]):  # after its study was killed
+            study.keep(each, study.cell_in_folder(each))
+    return [each for each in members if not study.failed([each])]
+
+
+def _segment(
+    study: Study, until: int | None, spent: dict[Path, float], member: Wanted, place: Place
+) -> tuple[Cell, bool]:
     """Train a model to `until` env steps (None: to the end), from its newest checkpoint if it has one."""
     folder, at = study.folder_of(member), f"stop.at_steps={spelt(until)}"
+    study.wait_for(folder)
     if CheckpointFolder(folder / "checkpoints").newest().folder is not None:
         command, typed = "resume", [f"run={folder}", at]
     else:
         command, typed = "train", [*merged(study.usual(member), study.overrides_of(member)), at]
     cell, stopped = run_cell(command, typed, folder, member.label, member.seed, place=place)
+    spent[folder] = cell.seconds = cell.seconds + spent.get(folder, 0.0)
     cell.overrides = study.overrides_of(member)
     return cell, stopped
 
 
-def _steps(folder: Path) -> float:
-    """Env steps after which the model in the folder ended by itself; infinite after an error."""
+def _steps(folder: Path) -> int:
+    """Env steps of the model in the folder: at its end if it ended by itself, else those of its newest checkpoint."""
     summary = read_json(folder / "summary.json")
-    if summary.get("status") == "crashed":
-        return math.inf
-    return float(summary["env_steps"]) if summary.get("status") == "done" else 0.0
+    newest = CheckpointFolder(folder / "checkpoints").newest().folder
+    at_end = int(summary["env_steps"]) if summary.get("status") == "done" else 0
+    return max(at_end, 0 if newest is None else int(newest.name.rpartition("_")[2]))
 
 
 def metric_of(qualities: Collection[Mapping[str, Any]]) -> str:
@@ -146,9 +181,10 @@ def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int
     `number`: how many exchanges there were with this one. Together with the seed it decides the new settings.
     """
     summaries = [read_json(study.folder_of(member) / "summary.json") for member in members]
-    qualities = {
-        index: summary["quality"] for index, summary in enumerate(summaries) if summary.get("status") == "done"
-    }
+    if any(summary.get("status") != "done" or summary["env_steps"] < until for summary in summaries):
+        return  # a model is not there yet, because the population was stopped
+    going_on = [index for index, summary in enumerate(summaries) if summary["env_steps"] < config.total_timesteps]
+    qualities = {index: summaries[index]["quality"] for index in going_on}
     metric = metric_of(qualities.values())
     values = {index: float(value) for index, quality in qualities.items() if (value := quality.get(metric)) is not None}
     ranked = sorted(values, key=lambda index: -values[index])
@@ -160,7 +196,7 @@ def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int
         source, target = (study.folder_of(members[index]) for index in (better, worse))
         random = np.random.default_rng([config.seed, number, worse])
         algo = read_json(source / "plan.json")["config"]["algo"]
-        settings = {key: algo.get(key.removeprefix("algo.")) for key in _copied(config)}
+        settings = {key: algo.get(key.removeprefix("algo.")) for key in changing(config)}
         settings |= {key: moved(algo.get(key.removeprefix("algo.")), of, random) for key, of in _ranges(config).items()}
         point = CheckpointFolder(target / "checkpoints").newest().folder
         if point is None:

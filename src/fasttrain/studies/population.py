@@ -6,6 +6,7 @@ these cores. The processes are forked (`warm`), so that all models together impo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +20,7 @@ from fasttrain.runs.folders import in_quotes
 from fasttrain.runs.view import FittingTable, activity, figure_text, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
+from fasttrain.spec.precedence import TYPED
 from fasttrain.studies import exchanges
 from fasttrain.studies.beside import run_beside
 from fasttrain.studies.space import Point, check_key, converted, label_of
@@ -35,6 +37,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
     Returns 4 if stopped by a signal, 1 if a model failed, else 0. Raises ConfigError if a setting is wrong.
     """
+    if files := [key for key, source in sources.items() if key.startswith("population.") and source != TYPED]:
+        raise ConfigError(f"{files[0]} stands in a file, which each model would read too: type population=… instead")
     wanted = members_of(config, overrides)
     for member in {each.label: each for each in wanted}.values():
         with naming(f"population.settings: {member.label}"):
@@ -48,7 +52,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         else:
             run_beside(study, wanted, parallel)
     except KeyboardInterrupt:
-        store(study, wanted)
+        store(study, config, wanted)
         return EXIT_STOPPED
     conclude(study, config, wanted)
     return EXIT_CRASHED if study.failed(wanted) else EXIT_DONE
@@ -89,14 +93,29 @@ def name_of(member: Wanted) -> str:
     return f"{member.label} seed {member.seed}"
 
 
-def store(study: Study, members: Sequence[Wanted]) -> list[tuple[Wanted, Cell]]:
+def store(study: Study, config: Config, members: Sequence[Wanted]) -> list[tuple[Wanted, Cell]]:
     """Write the finished models into study.json, the best first. Returns them in this order."""
     found = [(member, cell) for member in members if (cell := study.find(member)) is not None]
     metric = exchanges.metric_of([cell.summary["quality"] for _, cell in found])
-    found.sort(key=lambda each: -(each[1].summary["quality"].get(metric) or 0.0))
-    study.notes["rows"] = [{"name": name_of(member), **figures_of(cell)} for member, cell in found]
+    found.sort(key=lambda each: -_value(each[1], metric))
+    changing = exchanges.changing(config)
+    study.notes["rows"] = [
+        {"name": name_of(member), **figures_of(cell), **({"settings": settings_of(cell, changing)} if changing else {})}
+        for member, cell in found
+    ]
     study.store()
     return found
+
+
+def _value(cell: Cell, metric: str) -> float:
+    value = cell.summary["quality"].get(metric)
+    return -math.inf if value is None else float(value)
+
+
+def settings_of(cell: Cell, keys: Sequence[str]) -> dict[str, Any]:
+    """The last values of these settings, which exchanges may have changed."""
+    algo = read_json(cell.folder / "plan.json")["config"]["algo"]
+    return {key: algo.get(key.removeprefix("algo.")) for key in keys}
 
 
 def figures_of(cell: Cell) -> dict[str, Any]:
@@ -112,8 +131,10 @@ def figures_of(cell: Cell) -> dict[str, Any]:
 
 def conclude(study: Study, config: Config, members: Sequence[Wanted]) -> None:
     """Print the table and the best model, and measure that model again on games that did not choose it."""
-    models = store(study, members)
-    table = FittingTable(["model", "steps/s", "mean reward [95 %]", "win rate [95 %]", "trained", "folder"])
+    models = store(study, config, members)
+    changing = exchanges.changing(config)
+    names = ["model", "steps/s", "mean reward [95 %]", "win rate [95 %]", "trained"]
+    table = FittingTable([*names, *["settings at the end"] * bool(changing), "folder"])
     for member, cell in models:
         quality = cell.summary["quality"]
         table.add_row(
@@ -122,11 +143,13 @@ def conclude(study: Study, config: Config, members: Sequence[Wanted]) -> None:
             figure_text(quality, "mean_reward", "{:.3g}"),
             figure_text(quality, "win_rate", "{:.1f}", 100),
             f"{cell.summary['env_steps']:,}",
+            *([label_of(settings_of(cell, changing))] if changing else []),
             str(cell.folder.relative_to(study.folder)),
         )
     study.console.print(table)
     metric = exchanges.metric_of([cell.summary["quality"] for _, cell in models])
-    for label in dict.fromkeys(member.label for member, _ in models):
+    apart = not config.population.exchange_every  # models that were copied are no independent seeds
+    for label in dict.fromkeys(member.label for member, _ in models if apart):
         _tell_mean(study, label, metric, [cell for member, cell in models if member.label == label])
     frozen = study.failed(members)
     for cell in frozen:

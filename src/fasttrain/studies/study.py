@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import yaml
 from rich.console import Console
 
-from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.runs.folders import CELLS, GROUP, PARENT, clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
@@ -42,7 +42,7 @@ from fasttrain.terminal import command, one_line, rate_text, spelt
 Ended = Callable[[Path], str] | None
 LOOK_S = 1.0  # seconds between two calls of such a function
 LEAST_WINDOWS = 3  # with fewer windows `Cell.rate` also uses the first window
-STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
+STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped", 130: "stopped"}
 
 
 @dataclass(slots=True)
@@ -256,7 +256,7 @@ class Study:
     def failed(self, cells: Iterable[Wanted] | None = None) -> list[Cell]:
         """The cells among `cells` that ended with an error. None: all cells, also those of removed candidates."""
         asked = None if cells is None else list(cells)
-        failures = [cell for cell in self.cells if cell.exit_code not in (EXIT_DONE, EXIT_STOPPED)]
+        failures = [cell for cell in self.cells if cell.status in ("illegal", "failed")]
         return [cell for cell in failures if asked is None or any(self._is(cell, wanted) for wanted in asked)]
 
     def conclude(self, failures: Iterable[Cell]) -> None:
@@ -278,12 +278,16 @@ class Study:
     def start(self, wanted: Wanted, place: Place | None = None) -> tuple[Cell, bool]:
         """Run the cell; returns the result of `run_cell`."""
         overrides, folder = self.overrides_of(wanted), self.folder_of(wanted)
-        while holder(folder):  # the cell of a killed study may still run
-            time.sleep(0.2)
+        self.wait_for(folder)
         typed, beside = merged(self.usual(wanted), overrides), {} if place is None else {"place": place}
         cell, stopped = run_cell("train", typed, folder, wanted.label, wanted.seed, self.ended, **beside)
         cell.overrides = overrides
         return cell, stopped
+
+    def wait_for(self, folder: Path) -> None:
+        """Wait until no process works in the folder: the cell of a killed study may still run."""
+        while holder(folder):
+            time.sleep(0.2)
 
     def usual(self, wanted: Wanted) -> list[str]:
         """Overrides under the typed ones. Another seed on this computer takes over what the first seed's plan chose
@@ -302,10 +306,11 @@ class Study:
         return [*CELL_DEFAULTS]
 
     def cell_in_folder(self, wanted: Wanted) -> Cell:
-        """The cell as a finished training in its folder, whose study was killed meanwhile."""
+        """The cell as a training in its folder that ended, or crashed, after its study was killed."""
         folder, overrides = self.folder_of(wanted), self.overrides_of(wanted)
         summary = read_json(folder / "summary.json")
-        return Cell(wanted.label, overrides, folder, EXIT_DONE, "", summary["wall_s"], wanted.seed, summary)
+        code, took = (EXIT_DONE if summary["status"] == "done" else EXIT_CRASHED), summary.get("wall_s", 0.0)
+        return Cell(wanted.label, overrides, folder, code, summary.get("error", ""), took, wanted.seed, summary)
 
     def keep(self, wanted: Wanted, cell: Cell) -> None:
         """Store the cell in place of an earlier one."""

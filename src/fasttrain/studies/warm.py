@@ -25,6 +25,8 @@ from importlib import import_module
 from types import FrameType
 from typing import IO, Any, Protocol
 
+import numpy as np
+
 IDLE_S = 60.0  # the server ends after this time without a run
 IMPORTED = ("fasttrain.cli.compose", "fasttrain.runs.resume", "fasttrain.accelerators.eligible", "numba.np.arraymath",
             "hydra.core.override_parser.overrides_parser", "hydra.core.plugins", "gymnasium.envs")  # fmt: skip
@@ -243,4 +245,5 @@ def _run(told: Mapping[str, Any], log: int) -> None:
     os.sched_setaffinity(0, told["cores"])
     sys.path.insert(0, told["folder"])
     sys.argv = ["fasttrain", *told["arguments"]]
+    np.random.seed()  # otherwise all runs would draw the same numbers until they set a seed
     runpy.run_module("fasttrain", run_name="__main__", alter_sys=True)
