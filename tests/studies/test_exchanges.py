@@ -40,7 +40,7 @@ def test_a_model_with_an_error_is_frozen_and_the_others_go_on(fasttrain: RunComm
     broken = "population.settings=[{}, {env.entry_point: toys:Corridor, env.id: null, env.kwargs: {length: none}}]"
     done = fasttrain("population=2", *SMALL, broken, "population.exchange_every=256")
     assert done.exit_code == 1
-    assert "frozen: " in done.out
+    assert "ended by an error: " in done.out
     assert [cell["status"] for cell in done.json("study.json")["cells"]].count("done") == 1
 
 

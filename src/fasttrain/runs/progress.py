@@ -114,7 +114,7 @@ class LearningCurve:
         line = fit_line(points)
         if line is None:
             return None
-        # The error comes from the scatter of intervals, not of episodes, because updates change the policy.
+        # The scatter of the intervals gives the error: it includes changes of the policy, the scatter of episodes does not.
         error = line.error(line.residual / (len(recent) - 2))
         return line.slope if abs(line.slope) > 2 * error else None
 

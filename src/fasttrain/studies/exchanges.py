@@ -36,7 +36,7 @@ DONE, AT = "exchanges", "exchanged_at"  # entries of study.json
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError: the exchanges are not possible."""
+    """Raises ConfigError if the exchanges of `config.population` are not possible."""
     if config.policies and config.population.exchange_every:
         raise ConfigError("population.exchange_every: a training with policies.… has no exchanges; remove one of them")
     own, usable = config.population, [f"algo.{name}" for name in EXPLORED if hasattr(config.algo, name)]
@@ -109,7 +109,7 @@ def train(study: Study, config: Config, members: Sequence[Wanted], parallel: int
                 study.keep(member, cell)
         if not last and until not in study.notes.get(AT, []):
             exchange(study, config, members, until, number)
-    for member in members:  # models that ended although their study was killed
+    for member in members:  # a training may have ended after its study was killed
         if study.find(member) is None and total <= _steps(study.folder_of(member)) < math.inf:
             study.keep(member, study.cell_in_folder(member))
 
@@ -127,7 +127,7 @@ def _segment(study: Study, until: int | None, member: Wanted, place: Place) -> t
 
 
 def _steps(folder: Path) -> float:
-    """Env steps after which the model in the folder ended by itself; infinite after an error."""
+    """Env steps at which the training in the folder ended; 0 if it did not end, infinite if it failed."""
     summary = read_json(folder / "summary.json")
     if summary.get("status") == "crashed":
         return math.inf
@@ -141,9 +141,9 @@ def metric_of(qualities: Collection[Mapping[str, Any]]) -> str:
 
 
 def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int, number: int) -> None:
-    """Give each of the worst models the weights of one of the best with its settings, some of them changed a little.
+    """Give each of the worst models the weights and settings of one of the best, and change some settings a little.
 
-    `number`: how many exchanges there were with this one. Together with the seed it decides the new settings.
+    `number`: number of this exchange, from 1. It decides the changes together with the seed.
     """
     summaries = [read_json(study.folder_of(member) / "summary.json") for member in members]
     qualities = {
