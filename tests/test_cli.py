@@ -64,8 +64,8 @@ FOREIGN = (
 PROFILES = "profile= is empty; choose from balance, baseline, debug, exact, speed"
 TAU = "algo.tau has no effect with algo=maskable_ppo (only for dqn, qrdqn, sac, td3, ddpg, tqc); remove it"
 CHDIR = (
-    "hydra.job.chdir=true: fasttrain writes into the run's folder without it, and looks for your modules and folders "
-    "where the command was typed; remove it"
+    "hydra.job.chdir=true: remove this setting. fasttrain writes into the run's folder anyway, and looks for your "
+    "modules and folders where you typed the command"
 )
 
 

@@ -59,9 +59,9 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 822 and five modules for several models side by side: runs that are forked with everything imported, cells of a study
 # on cores of their own, population-based training, and a training that ends at a step.
 CEILINGS = {
-    "fasttrain": {"lines": 48_022, "modules": 209, ": Any": 659},
+    "fasttrain": {"lines": 48_026, "modules": 209, ": Any": 659},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
-    "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
+    "fasttrain_games": {"lines": 4_814, "modules": 33, ": Any": 12},
 }
 
 

@@ -1,6 +1,6 @@
 """The errors that fasttrain raises. A message says what happened, where (env 3, step 812; which key) and what to do.
 
-In messages about a run, `step` is the number of env steps (`model.num_timesteps`) after the event; 0 is the reset. In
+In messages about a run, `step` is `model.num_timesteps`, which includes the step of the event; 0 is the reset. In
 messages about an env or an episode, steps count from 1, and a step that failed counts too.
 
 The command line prints the message and exits with `exit_code`; with `FASTTRAIN_TRACEBACK=1` it prints the traceback.
@@ -51,7 +51,7 @@ class CrashedError(FastTrainError):
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """The message of an error of fasttrain that is raised in this context begins with `what`."""
+    """Put `what` before the message of any FastTrainError that is raised in the block."""
     try:
         yield
     except FastTrainError as error:

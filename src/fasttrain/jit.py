@@ -58,8 +58,8 @@ def _kernel(function: F, **options: object) -> F:
 def _plain(kind: types.Type) -> types.Type:
     """The type for which a kernel is compiled when another kernel calls it with `kind`.
 
-    For numba a literal number has a type of its own, and a record's field is an int32. For each such type numba would
-    compile the function once more, which takes a quarter of the compile time of Skull King.
+    In numba a literal number has a type of its own, and a record's field may be int32 where other callers have int64.
+    For each such type numba would compile the function again, which takes a quarter of the compile time of Skull King.
     """
     kind = types.unliteral(kind)
     return types.int64 if isinstance(kind, types.Integer) and getattr(kind, "signed", False) else kind

@@ -197,7 +197,7 @@ class _Walk:
         self._seen: dict[int, tuple[int, Any]] = {}  # id → (number, object): keeping the object keeps its id unique
 
     def of(self, value: object, names: Iterable[str] = ()) -> Iterator[str | bytes]:
-        """What is hashed of a value; of a module only the attributes `names`: the names that the calling code uses."""
+        """What is hashed of a value. Of a module only the attributes listed in `names`, which the calling code uses."""
         yield type(value).__name__
         if isinstance(value, Enum):
             yield f"{_name(type(value))}.{value.name}"
@@ -231,7 +231,7 @@ class _Walk:
             yield from self._once(value)
 
     def _once(self, value: object) -> Iterator[str | bytes]:
-        """What is hashed of a function, class or other object: it may refer to itself, for example by recursion."""
+        """What is hashed of a function, class or other object. Called once for each: it may refer to itself."""
         if isinstance(value, FunctionType):
             yield from self._function(value)
         elif hasattr(value, "py_func"):  # a kernel
@@ -285,7 +285,7 @@ def _name(value: object) -> str:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether the code of `value` can change without a new version in the name of the cached file."""
+    """Whether the code of `value` belongs to no package whose version is hashed, so that the code must be hashed."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
     return module.partition(".")[0] not in _VERSIONED
 

@@ -82,7 +82,7 @@ def _cpu_quota() -> float:
 def _own_folders(controller: str) -> Iterator[Path]:
     """The folders of this process's control group and of its parent groups, in cgroup versions 2 and 1 (Linux).
 
-    Inside a container the group is the root of the mounted folder, whatever path /proc names.
+    Inside a container the group's folder is the root of the mount; the path in /proc may not exist there.
     """
     with suppress(OSError):
         for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():

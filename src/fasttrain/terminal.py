@@ -37,7 +37,7 @@ def own_program(name: str) -> str:
 
 
 def with_own_pip(text: str) -> str:
-    """`text` with the pip of this Python in place of `pip`. (On PyPI fasttrain is another project.)"""
+    """`text` with the pip of this Python in place of `pip`."""
     return re.sub(r"(?<![/\\])(?<!-m )(?<!uv )\bpip install\b", lambda _: f"{own_program('pip')} install", text)
 
 
@@ -109,7 +109,7 @@ class Output:
     """stdout and stderr of this process.
 
     Attributes:
-        lost: why stdout or stderr failed, until this is reported; empty if a reader or a terminal closed the stream.
+        lost: why stdout or stderr failed; empty once reported, and if the reader or terminal closed the stream.
     """
 
     lost = ""
@@ -117,7 +117,7 @@ class Output:
     @classmethod
     def end(cls, error: OSError, file: int) -> None:
         """Throw away everything that is written to `file` from now on."""
-        if error.errno not in (errno.EPIPE, errno.EIO):  # not if it was closed (a terminal's SIGHUP may come later)
+        if error.errno not in (errno.EPIPE, errno.EIO):  # else the reader or terminal closed `file`
             cls.lost = str(error)
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)

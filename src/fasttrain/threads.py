@@ -338,8 +338,8 @@ class ThreadChoice:
     """Chooses whether a kernel runs on threads, by the times of its last runs.
 
     Two threads halve the time of an update on an idle machine. If another process uses the second core, they make it
-    several times slower, because every minibatch waits for the thread without a core. The choice changes no number, so
-    that a run does not depend on timing.
+    several times slower, because every minibatch waits for the thread without a core. Results are the same with
+    and without threads, so that a run does not depend on timing.
 
     Args:
         trial: number of runs in a row with one mode before the next choice. One run is not enough, because threads must

@@ -1,4 +1,4 @@
-"""The backend `env.backend=daemons`: checks, plans and builds games with external engines. Also their `GameSpec`s."""
+"""The backend `env.backend=daemons`: checks, plans and builds games with external engines. Defines their GameSpecs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channel: one connection to an engine. Messages are sent at once; received messages are decoded when they arrive.
+"""Channel: one connection to an engine. Messages are sent immediately; received messages are decoded when they arrive.
 
 After a wrong frame or a late answer a channel is closed for good, because a later message could be the answer to an
 earlier request.

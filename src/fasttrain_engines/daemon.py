@@ -1,7 +1,7 @@
 """Daemon: one process of an engine. It is started by the user's command and reached over TCP, a unix socket or pipes.
 
-The daemon belongs to the process group of its worker. When the trainer ends, a pipe closes, and the group is killed.
-The daemon inherits the pipe, so that it ends even if the worker has died before the trainer.
+A daemon belongs to the process group of its worker. Linux kills this group when the trainer's end of a pipe closes. The
+daemon inherits the worker's end of the pipe, so that it is killed even if the worker has died before the trainer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fasttrain_engines.wire import GameLostError
 HOST = "127.0.0.1"
 GAMES = "/usr/games"  # Debian's folder for programs like gnugo; it is often not on PATH
 LOOK_S = 0.02  # seconds between two checks whether a process listens or has ended
-CLOSE_S = 3.0  # seconds from SIGTERM to SIGKILL; a JVM writes its recording in this time
+CLOSE_S = 3.0  # seconds from SIGTERM to SIGKILL; in this time a JVM may write a flight recording
 LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs that are kept
 SAID_LINES = 8  # number of last log lines in error messages
 PROBE_TIMEOUT_S = 30.0  # timeout of a JVM that is started to try its flags
@@ -74,7 +74,7 @@ class Daemon:
         return f"daemon {self.index}"
 
     def end(self, why: str) -> None:
-        """Request a restart of the process. Until then no seat is given."""
+        """Request a restart of the process. Until then it gets no new game."""
         self.ready = False
         if self.over is not None and not self.over.done():
             self.over.set_result(why)
@@ -145,7 +145,7 @@ class Daemon:
             self.address = (HOST, free_port(self._ports))
             values["{port}"] = str(self.address[1])
         elif any("{socket}" in part for part in command):
-            # The path of a unix socket may have 100 characters, so it is not in the run's folder.
+            # The path of a unix socket is limited to about 100 characters, so it is not in the run's folder.
             self.address = os.path.join(tempfile.mkdtemp(prefix="fasttrain-"), "engine")
             values["{socket}"] = self.address
         return [fill_in(part, values) for part in command]
@@ -311,7 +311,7 @@ def check_jvm_flags(settings: DaemonsConfig) -> None:
 
 
 def refused_flags(java: str, flags: Sequence[str]) -> dict[str, str]:
-    """Flag with which this JVM does not start → the JVM's message. If only all together fail, the key is all flags."""
+    """Flag that this JVM refuses → error message. If the JVM refuses only all flags together: all flags → message."""
     if not flags or not _jvm_error(java, flags):
         return {}
     each = {flag: _jvm_error(java, [flag]) for flag in flags}
@@ -375,7 +375,7 @@ def free_port(ports: Iterator[int]) -> int:
 
 
 def rotate(log: Path, most_mb: float = LOG_MB) -> None:
-    """Copy a long log to an older file and empty it; the engine continues to write into it."""
+    """Copy a long log to a backup file and empty the log; the engine continues to write into the log."""
     with suppress(OSError):
         if log.stat().st_size < most_mb * 2**20:
             return

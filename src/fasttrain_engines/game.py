@@ -70,8 +70,8 @@ class EngineGame(ABC):
     codec: str | type[Codec] = "json"  # "json", "msgpack", "text", or the user's class
     id_key: str = "id"
     timeout_s: float = 30.0  # timeout of each request; set from daemons.timeouts_s.request
-    # Milliseconds that a ready game waits at most for other games, so that one batch has decisions of several games. It
-    # waits only while each engine has two other games to play. This is for engines that play many games on one core.
+    # Milliseconds that a ready game waits at most for other games, so that one batch has decisions of several games. No
+    # game waits if engines play fewer than two games each on average. For engines that play many games on one core.
     wait_ms: float = 0.0
 
     def channel(self) -> Channel:
@@ -216,12 +216,12 @@ def check_outcome(outcome: Outcome) -> Outcome:
     except (TypeError, ValueError):
         valid = False
     if not valid:
-        raise GameLostError("bad decision", f"a reward of {reward!s:.80}, {took_ms!s:.80} ms of thinking")
+        raise GameLostError("bad decision", f"reward {reward!s:.80} or engine_ms {took_ms!s:.80} is out of range")
     return outcome
 
 
 def mask_of(legal: Legal, width: int) -> BoolArray:
-    """The mask (A,) for a mask or for numbers of legal actions. With two actions, `[0, 1]` and `[1, 0]` are numbers.
+    """The mask (A,) for a mask or for numbers of legal actions. With A = 2, `[0, 1]` and `[1, 0]` are read as numbers.
 
     Raises:
         GameLostError: an action does not exist, comes twice, or no action is legal.
@@ -268,6 +268,6 @@ def row_of(observation: object, space: spaces.Space[Any]) -> Any:
         raise GameLostError("bad decision", f"observation of shape {row.shape}, expected {space.shape or ()}")
     if row.dtype.kind == "f" and not np.isfinite(row).all():
         raise GameLostError("bad decision", f"observation {observation!s:.80} is not finite")
-    if isinstance(space, COUNTED) and not space.contains(row):  # numbers of these spaces become indices
+    if isinstance(space, COUNTED) and not space.contains(row):  # such values are used as indices
         raise GameLostError("bad decision", f"observation {observation!s:.80} is not in {space}")
     return row

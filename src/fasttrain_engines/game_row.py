@@ -216,7 +216,7 @@ class Row:
                 raise EnvError(f"{without:,} games in a row with the engine had no decision for the policy")
 
     async def _begun(self) -> Decision | Over:
-        """Take a seat and begin a new game. Returns its first decision, or its end."""
+        """Wait for a place at an engine (a `Seat`) and begin a game. Returns the game's first decision, or its end."""
         self.number, self.length, self.actions = self.number + 1, 0, list[Any]()
         self.refusals, self.spent_ns = 0, 0
         self.began_ns = self.asked_ns = time.perf_counter_ns()

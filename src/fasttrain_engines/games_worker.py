@@ -2,8 +2,8 @@
 
 Each row of the slots is a task (`game_row`). The trainer sends the numbers of the rows that must act, and gets back the
 rows with news. A message takes 0.1 ms on both sides, whatever its length. So all news of one round of the loop are sent
-together. If the game's class has `wait_ms`, the worker waits for news of more rows as long as each daemon has two games
-to play on average.
+together. If the game's class sets `wait_ms`, news wait that long for news of more rows, but not if the daemons (engine
+processes) play fewer than two games each on average.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Go(EngineGame):
         most_moves: moves of both sides after which the game is truncated; None: 3 size².
         errs: share of the opponent's moves that are random at the beginning, because a learner that never wins cannot
             learn. Each win with a colour reduces the share for this colour by errs / 40, each loss raises it by a
-            third of that, so that a quarter of the games is won until the share is 0.
+            third of that, so that the learner wins a quarter of the games until the share is 0.
     """
 
     framing, codec = Replies, "text"
@@ -131,7 +131,7 @@ class Go(EngineGame):
         return await self._answered(channel, f"play {self._theirs} {move}")
 
     async def _answered(self, channel: Channel, *commands: str) -> Decision | Over:
-        """Send commands and return the decision that follows. The last command may be the opponent's move."""
+        """Send commands and return the decision that follows. The last may be the opponent's `genmove` or `play`."""
         seen = (f"all_legal {self._mine}", "list_stones black", "list_stones white")
         *_, last, legal, black, white = await self._asked(channel, *commands, *seen)
         if self._theirs in commands[-1].split():

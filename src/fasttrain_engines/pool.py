@@ -2,7 +2,7 @@
 
 A daemon that ends, hangs or is stopped is restarted, after a pause that doubles with each failure. A daemon that has
 played enough games or uses too much memory is recycled: a new daemon starts, then the old one gets no new games and
-ends with its last game. Until then the old one gets games, because a game without a seat would stop the other games.
+ends with its last game. Until then the old one gets games, because all games of a step wait for one without a daemon.
 
 If a daemon refuses or ignores further connections while it plays on n others, each daemon gets at most n games from
 then on, and more daemons are started if daemons.count=auto.
@@ -61,7 +61,7 @@ def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
 
 
 def playing(daemon: Daemon) -> int:
-    """The number of connections on which a daemon plays. Its other connections wait for a first answer."""
+    """The number of a daemon's connections on which games run. On the others the first game has no answer yet."""
     return sum(channel.failure is None for channel in daemon.served)
 
 
@@ -71,8 +71,8 @@ class Pool:
     Args:
         make: builds the game, which greets the engines.
         say: is called with a line about each daemon that ended or was recycled.
-        tell: is called with "takes" and a line for the user if a daemon takes fewer games, or with "guests" if a guest
-            finds no seat.
+        tell: is called with "takes" and a line for the user if daemons get fewer games than planned, or with "guests"
+            if a guest finds no seat.
         games: number of games at once; None: as many as there are seats.
         part, parts: number of this pool, and number of pools that share ports and cores.
     """
@@ -99,7 +99,7 @@ class Pool:
         indices = range(part, part + count * parts, parts)
         self._made: Callable[[int], Daemon] = lambda index: Daemon(settings, index, ports, folder, threads)
         self.daemons = [self._made(index) for index in indices]
-        self._spare = indices.stop  # index of the next successor
+        self._spare = indices.stop  # index of the daemon that replaces the next recycled one
         self._more = itertools.count(indices.stop + parts, parts)  # indices of daemons beyond `count`
         self._most_played = 0  # largest number of games at once on one daemon so far
         self._successor: Daemon | None = None  # replaces a daemon that is being recycled
@@ -107,7 +107,7 @@ class Pool:
         self.failure: Exception | None = None  # why the pool gave up
         self._lost_in_a_row = {False: 0, True: 0}  # number of lost games in a row; key: whether they are guests
         self._guests_away = 0  # number of guests in a row that were refused
-        # So many lost games in a row are allowed, because a process that ends loses all its games, and some more.
+        # So many lost games in a row are allowed: a process that ends loses all its games, and several may end.
         enough = max(100, 4 * count * per_daemon)
         self._most_lost = enough if settings.max_failures == "auto" else settings.max_failures
         self._began_ns = time.perf_counter_ns()
@@ -195,8 +195,8 @@ class Pool:
     async def turned_away(
         self, daemon: Daemon, channel: Channel | None, since_start: object, guest: bool, error: GameLostError
     ) -> bool:
-        """Handle an error on a seat. Returns True if no game is lost, as none has begun: the connection was closed
-        before the first answer of a game, or the daemon takes no more connections.
+        """Handle an error while a game begins on a seat. Returns True if the game has not begun, so it is not lost:
+        the connection was closed before the game's first answer, or the daemon takes no more connections.
         """
         closed, fresh = error.cause == "closed", channel not in daemon.served
         if not fresh or since_start is not daemon.over or error.cause not in ("closed", "timeout", "no connection"):
@@ -216,7 +216,7 @@ class Pool:
 
     async def _guest_turned_away(self, daemon: Daemon) -> bool:
         """Handle a guest that a daemon refused while it plays other games. Returns whether the daemon lives. After two
-        refusals in a row daemons get no more games at once than now, and the trainer is told.
+        refusals in a row no daemon gets more games at once than this one has now, and the trainer is told.
         """
         await daemon.wait_for_end(SURE_S)
         lives = daemon.process is not None and daemon.process.poll() is None

@@ -34,10 +34,10 @@ class Showdown(DecisionServer):
     Args:
         generation: generation of the rules and teams, one of GENERATIONS.
         opponent: `random`: any legal action; `max_damage`: the move with the largest expected damage; `self`: the
-            caller decides for both sides. Each side gets its own observation; lead and result are the first side's.
-        shaping: reward for a lead of all life points of a team. It is paid when the lead grows and taken back when it
-            shrinks, at the latest at the end. The best policy stays the best only with `algo.gamma=1` (potential-based
-            shaping, Ng et al. 1999).
+            caller decides for both sides. Each side gets its own observation; rewards are the first side's.
+        shaping: reward for a lead of 1. The lead is the learner's share of life points left, minus the opponent's. It
+            is paid when the lead grows and taken back when it shrinks, at the latest at the end. The best policy stays
+            the best only with `algo.gamma=1` (potential-based shaping, Ng et al. 1999).
 
     Raises:
         ValueError: there is no such generation or opponent, or shaping is no finite number.

@@ -101,7 +101,7 @@ class Tally:
         self.lost_steps: Counter[str] = Counter()
         self.steps = 0  # sum of the steps of all games that ended
         self.restarts: Counter[str] = Counter()
-        self.daemons: list[dict[str, Any]] = []  # one entry per daemon; its shares are shares of its `seconds`
+        self.daemons: list[dict[str, Any]] = []  # one dict per daemon; shares are fractions of the dict's `seconds`
 
     def daemons_since(self, before: Tally) -> list[dict[str, Any]]:
         """`daemons`, with `seconds` and shares for the time since the earlier tally `before`."""
@@ -185,7 +185,7 @@ def summary_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[tuple[Any, ...]]:
-    """For each metric the fields of a `vec.external.Figure`, from `found`, as `summary` gives it, and a tally."""
+    """The fields of a `vec.external.Figure` for each metric in `tally` and in `found`, the result of `summary`."""
     yield ("counter", "decisions", "Decisions of the policy in games with engines.", found["decisions"])
     yield ("counter", "games", "Games that ended by their rules or limits.", found["games"])
     lost = {cause: one["games"] for cause, one in found["lost_games"].items()}

@@ -102,8 +102,8 @@ class DaemonVecEnv(ExternalVecEnv):
         self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # row → (READY, STEP or AGAIN; last info)
         self._tallies = [Tally() for _ in self._workers]
         self._failure: FastTrainError | None = None  # the failure that a worker reported
-        # `host` is the training's env, also in the env that `guests()` returns. Its `guests_play`: an evaluation has
-        # begun. Its `ended`: the training's games were ended to make room for the evaluation.
+        # `host`: the env of the training, also in the env that `guests()` returns. `host.guests_play`: an evaluation
+        # has begun. `host.ended`: the training's games were ended to make room for the evaluation.
         self.host, self.guests_play, self.ended = self, False, False
         try:
             self._ready = self._meet(num_envs + guests, settings.timeouts_s.start + SLACK_S)
@@ -236,7 +236,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return np.array(groups)
 
     def send_all(self, groups: list[int], actions: NDArray[Any]) -> None:
-        """Send actions (n, ...) to these rows."""
+        """Send actions (n, ...) to `groups`, the numbers of n rows."""
         self.slots.actions[groups] = actions
         self._act(groups)
 
@@ -278,7 +278,7 @@ class DaemonVecEnv(ExternalVecEnv):
             raise self.host._failure
         began = time.monotonic()
         news = self._poller.poll(1000 * timeout_s)
-        waited_s = min(timeout_s, time.monotonic() - began)  # without time in which this process was paused
+        waited_s = min(timeout_s, time.monotonic() - began)  # `timeout_s` if this process was paused
         for worker in self._workers:
             worker.silent_s += waited_s
         for descriptor, _ in news:

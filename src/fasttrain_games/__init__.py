@@ -14,7 +14,7 @@ FAST = {
     "eval_episodes": 2000,
     "num_envs": {"balance": 64, "speed": 256},
     "maskable_ppo": {"speed": FEW_UPDATES},
-    "maskable_recurrent_ppo": {"balance": {"rollout_size": 8192}, "speed": FEW_UPDATES},  # 128 or 64 steps per env
+    "maskable_recurrent_ppo": {"balance": {"rollout_size": 8192}, "speed": FEW_UPDATES},
     "dqn": {"speed": {"learning_rate": 5e-4}},
 }
 SKULLKING = GameSpec(

@@ -110,7 +110,7 @@ def test_a_main_file_that_names_an_env_or_overrides_too_early_is_told_what_to_wr
 
 def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttrain: RunCommand, tmp_path: Path):
     options = own_file(tmp_path, "algo/mine.yaml", b"gamma: 0.9\n")
-    told = "its file names no algorithm; write name: ppo in it"
+    told = "its YAML file has no key `name`; set it to one of"
     fasttrain("env.id=CartPole-v1", "algo=mine", *options).refused(told)
     own_file(tmp_path, "algo/mine.yaml", b"name: ppo\ngamma: 0.9\nrollout_size: 64\n")
     few = ("total_timesteps=64", "batch_size=32", "num_envs=2", "vec_env=dummy", "report=false", "eval.episodes=2")

@@ -240,7 +240,7 @@ def test_envs_that_cannot_be_played_against_oneself_are_refused():
 
     with pytest.raises(EnvSpecError, match="does not support self-play: it has no property opponents_turn"):
         TwoSided(gymnasium.make("CartPole-v1"))
-    with pytest.raises(EnvSpecError, match="does not support self-play: its actions are Box"):
+    with pytest.raises(EnvSpecError, match="self-play needs discrete actions, the env has Box"):
         TwoSided(Continuous())
 
 
@@ -362,7 +362,7 @@ def test_masks_that_do_not_fit_the_heads(change: dict[str, Any], text: str, monk
     [
         (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 1, (2,))}), "whose head b is Box"),
         (spaces.Dict({"a": spaces.Dict({"c": spaces.MultiBinary(2)})}), r"whose head a\.c is MultiBinary"),
-        (spaces.Dict({}), "a Dict without a head"),
+        (spaces.Dict({}), "a Dict without any Discrete space"),
     ],
 )
 def test_other_heads_are_refused_by_name(space: spaces.Dict, text: str) -> None:

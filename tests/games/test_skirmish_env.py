@@ -157,7 +157,7 @@ def test_render() -> None:
         ({"opponent": {"greedy": -1}}, "opponent: the weight of 'greedy' is -1, not a number >= 0"),
         ({"opponent": {"greedy": 0}}, "at least one weight must be above 0"),
         ({"opponent": 3}, "opponent=3: give one of random, greedy, planner, self"),
-        ({"opponent": "self", "roster": "duel"}, "roster has 1 units, enemy_roster 3; self-play needs as many"),
+        ({"opponent": "self", "roster": "duel"}, "roster has 1 units, enemy_roster 3; self-play needs equal"),
         ({"mission": "only_wars"}, "mission='only_wars': no such file; did you mean 'only_war'"),
         ({"mission": []}, "mission: give 1 to 8 missions, got 0"),
         ({"mission": [7]}, "mission=7: give a name"),
@@ -238,7 +238,7 @@ def test_a_wrong_roster_names_file_unit_and_key(tmp_path: Path, old: str, new: s
         ("board: [20, 20]\n", "", "own.yaml: missing key 'board'"),
         ("markers", "marker", "own.yaml: unknown key 'marker'; did you mean 'markers'"),
         ("[[10, 10]]", "[[10, 21]]", r"markers: \[10, 21\] is not on the board of \[20, 20\] inches"),
-        ("[[10, 10]]", "[]", "markers: 1 to 6 with copies turned 180 degrees, got 0"),
+        ("[[10, 10]]", "[]", "markers: 0 including copies turned by 180°; give 1 to 6"),
         ("[[10, 10]]", "ten", "markers must be a list, got 'ten'"),
         ("[4, 8, 3, 2]", "[4, 8, 30, 2]", r"terrain: \[4, 8, 30, 2\] is not on the board"),
         ("[4, 8, 3, 2]", "[0, 0, 20, 4]", "no free cell for unit 1 of roster in its strip of the deployment zone"),
@@ -323,7 +323,7 @@ def test_reset_options_choose_mission_length_and_opponent_of_the_next_game_alone
     assert max(played()["turn"] for _ in range(5)) == 3, "whole games again"
     for wrong, told in (
         ({"size": 3}, "no reset option 'size': it takes mission, rounds, opponent"),
-        ({"mission": "peace"}, "mission=peace: env.kwargs.mission has only_war, take_and_hold"),
+        ({"mission": "peace"}, "mission=peace: choose one of env.kwargs.mission: only_war, take_and_hold"),
         ({"rounds": 4}, "rounds=4: expected 1 to 3"),
         ({"opponent": "self"}, "a task cannot have opponent=self"),
     ):

@@ -51,7 +51,7 @@ def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_
         (("env.on_env_error=restart", "vec_env=shared"), "opponent=self with env.on_env_error=restart"),
         (("env.kwargs.opponent=zero",), "opponent=self and env.kwargs.opponent set the same thing"),
         (("opponent=zero",), "self_play.pool has no effect without opponent=self"),
-        (("env.game=duels:UNMEASURED",), "the GameSpec names no eval_opponent, a fixed one that measures quality"),
+        (("env.game=duels:UNMEASURED",), "evaluations need a fixed opponent; set eval_opponent in the GameSpec"),
         (("env.game=duels:ONE_SIDED",), "opponent=self with env.entry_point=duels:Duel: fasttrain knows no opponents"),
         (("self_play.every=0",), "self_play.every=0: must be at least 1"),
     ],

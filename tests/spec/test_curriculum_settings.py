@@ -40,8 +40,8 @@ def test_stages_begin_at_env_steps_or_at_a_mean() -> None:
         ({"schedule": ([0, ["early"]], [0, ["late"]])}, "each stage must begin later than the stage before"),
         ({"schedule": ([0, ["nobody"]],)}, "no task is called nobody"),
         ({"schedule": (["soon", ["early"]],)}, "expected a stage like"),
-        ({"schedule": ([0, ["early"]], [{"score": 3}, ["late"]])}, "begins by win_rate or reward"),
-        ({"schedule": ([0, ["early"]], [{"win_rate": 0.5, "back": 0.5}, ["late"]])}, "back lower than win_rate"),
+        ({"schedule": ([0, ["early"]], [{"score": 3}, ["late"]])}, "begins at a value of win_rate or reward"),
+        ({"schedule": ([0, ["early"]], [{"win_rate": 0.5, "back": 0.5}, ["late"]])}, "`back` lower than win_rate"),
         ({"schedule": (3,)}, "expected a stage like"),
     ],
 )

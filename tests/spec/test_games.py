@@ -74,7 +74,7 @@ def test_a_game_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }.items():
         with pytest.raises(ConfigError, match=told):
             configured(typed, "algo=ppo")
-    with pytest.raises(ConfigError, match="^env.game=minegame:GAME is played as minegame/Pole-v0; remove env.id=A-v0"):
+    with pytest.raises(ConfigError, match="^env.game=minegame:GAME has the env minegame/Pole-v0, not A-v0; remove env"):
         configured("env.game=minegame:GAME", "env.id=A-v0", "algo=ppo")
 
 

@@ -91,7 +91,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((*CART, "policies={a: {goal_every: phase, goals: 2}, b: {}}"), "this game has no phases; name their columns by"),
     (policies("a: {goal_every: 3, goals: 2}, b: {}", "opponent=self"), "goal_every need fixed opponents"),
     (policies("a: {decides: bid, reward_key: x}, b: {decides: play}", "opponent=self"), "reward_key need fixed"),
-    ((*CART, "policies={a: {decides: x}, b: {decides: others}}"), 'name the value of info\\["policy"\\]'),
+    ((*CART, "policies={a: {decides: x}, b: {decides: others}}"), 'or name a value of info\\["policy"\\]'),
     (policies("a: {decides: null}, b: {decides: play}"), r"a\.decides=None: expected a phase, or a list of phases"),
     (policies("a: {decides: {x: 1}}, b: {decides: play}"), "expected a phase, or a list of phases"),
     (policies("a: {decides: 1}, b: {decides: play}"), r"a\.decides=1: this game has no such phase"),
@@ -102,7 +102,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((*SHARING, "policies={a: {decides: x, reward_key: y}, b: {decides: z}}"), r"a\.reward_key: .*has no infos"),
     ((*SHARING, "env.kwargs.roles=[z, x]", "policies={a: {decides: x}, b: {decides: z}}"),
      r"env\.kwargs\.roles=\['z', 'x'\]: the policies' decides name the roles \(x, z\); remove it"),
-    ((*SHARING[:-1], "policies={a: {decides: x}, b: {decides: y}}"), "of every agent, set env.kwargs.sharing=true"),
+    ((*SHARING[:-1], "policies={a: {decides: x}, b: {decides: y}}"), "set env.kwargs.sharing=true, so that each agent"),
     ((FAST, TWO, "algo.reuse=2"), "policies learn from the newest rollout alone; use algo.reuse=1"),
 ]  # fmt: skip
 

@@ -216,7 +216,7 @@ def test_an_advice_has_class_reason_and_both_gains():
 
 def test_without_advice_the_bottleneck_is_named():
     text = said(advice_of.advices, [], found())
-    none = "No change that was considered makes it faster. The bottleneck is updates: "
+    none = "None of the changes considered makes the run faster. The bottleneck is updates: "
     assert text.startswith(f"{none}at most +67 % if it took no time.")
     assert said(advice_of.advices, [], found(trained_s=4e-6)) == f"{none}all of it.\n"
 

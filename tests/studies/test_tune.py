@@ -61,7 +61,7 @@ def test_the_fastest_settings_win_beside_the_profile(fasttrain: RunCommand, monk
     assert study["rows"][0]["point"] == {"num_envs": 512}, "the best first"
     values = profile_of(done.folder)
     assert (values["num_envs"], values["batch_size"]) == (512, 1024)
-    assert "num_envs changes what is learned: check the learning by fasttrain compare before you rely on it" in done.out
+    assert "num_envs changes what is learned; before you use the profile, compare the learning: " in done.out
     assert main(["tune", f"run={done.folder}"]) == 0
     assert len(fakes.ran) == 12, "all cells are known"
 

@@ -164,7 +164,7 @@ class CompiledPPO(Compiled):
             self._compile_loss(rollout, model.work())
 
     def _compile_acting(self, rollout: RolloutStorage, sizes: tuple[int, ...]) -> None:
-        """Compile by one call for each number of rows in `sizes`, with repeated observations of the first step."""
+        """Compile for each number of rows in `sizes`, by a call with the first step's observations, repeated."""
         if self._outputs is None:
             return
         self.acting_sizes = set(sizes)
@@ -315,7 +315,7 @@ def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
 
 
 def tensors_of(batch: ReplayBatch) -> ReplayBatch:
-    """The batch without `indices` and `generation`, which are in host memory, for prioritized replay."""
+    """The batch without `indices` and `generation`, which prioritized replay keeps in host memory."""
     return batch._replace(indices=None, generation=None)
 
 

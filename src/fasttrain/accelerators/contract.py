@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fasttrain.algos.engine import Engine
 from fasttrain.kernel_cache import KernelCall
 
-LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # other methods count as changed by the user
+LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # methods of other packages count as changed
 
 
 class Contract(NamedTuple):

@@ -80,7 +80,7 @@ ADAM = ("lr", "betas", "eps", "foreach", "fused")  # supported options of Adam; 
 
 # Units of the largest LSTM that kernels compute. An update of two LSTMs by kernels / by torch, on one thread, takes µs
 # per row: with 248 inputs and minibatches of 1,024 rows 9.4 / 31 for 128 units, 29 / 53 for 256, 107 / 146 for 512;
-# with 2 inputs and 2,048 rows in which no episode ends 7.1 / 11, 22 / 32 and 83 / 75.
+# with 2 inputs and 2,048 rows in which no episode ends 7.1 / 11 for 128, 22 / 32 for 256, 83 / 75 for 512.
 PAYS_UP_TO = 256
 
 
@@ -111,7 +111,7 @@ def kernels_of(algorithm: Any) -> type[Engine]:
 
 
 class Watch:
-    """Stores the result of `unsupported_reason`. At every update of DQN `holds` checks, in 3 µs, if it is still right.
+    """Stores the result of `unsupported_reason`. At each DQN update `holds` checks in 3 µs if this result is outdated.
 
     `holds` detects hooks, methods set on instances, frozen parameters, and a new policy, optimizer, buffer or
     normalizer. Other changes, for example of a class, take effect at the next `learn`.

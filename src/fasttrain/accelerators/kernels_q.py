@@ -122,7 +122,7 @@ class KernelQEngine(Engine):
         """An update for each batch, one after another, like SB3's `DQN.train`. The target net does not change.
 
         If `guarded`, a step whose loss or gradient is not finite is skipped. For a row without a legal next action the
-        next value is 0. The kernels do not check shapes and dtypes; those of `draw_block` are right.
+        next value is 0. The kernels do not check shapes and dtypes; batches of `draw_block` have the right ones.
 
         Returns:
             mean losses (U,); absolute temporal difference errors (U, B); gradient norms (U,), NaN after a skipped step.

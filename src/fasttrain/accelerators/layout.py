@@ -30,7 +30,7 @@ def keys_of(extractor: Any) -> tuple[str, ...]:
 
 
 class Place(NamedTuple):
-    """A parameter's place in a flat vector: in the grid (rows, width) from `at` on, the columns from `column` on."""
+    """A parameter's place in a flat vector: the grid (rows, width) begins at `at`, the parameter at its `column`."""
 
     parameter: Tensor
     at: int

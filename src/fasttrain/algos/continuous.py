@@ -194,7 +194,7 @@ class ContinuousRollout(GroupedRollout):
         self.ended[rows], self.newest = dones, (steps, rows)
 
     def settle(self) -> None:
-        """Finish the steps that have begun. Then the model's last observations are the present ones of the envs."""
+        """Finish the steps that have begun. Then the model's last observations are the envs' newest."""
         self._take(self.under_way)
         self.groups.finish()
         self._show_last()
@@ -205,9 +205,9 @@ class ContinuousRollout(GroupedRollout):
         self.model._last_episode_starts = self.ended.copy()
 
     def _report_all(self, callback: BaseCallback, whole: bool) -> bool:
-        """Report transitions to the callback while N are unreported (all if `whole`). False: a callback asked to stop.
+        """Call the callback until fewer than N transitions (`whole`: none) are unreported. False: a callback stops.
 
-        Each call reports every env's oldest transition. An env without one has an empty info, reward 0 and no end.
+        Each call reports every env's oldest transition. An env without one has an empty info, reward 0 and done False.
         """
         model, nothing = self.model, Came({}, False, 0.0)
         while (count := sum(map(len, self.unseen))) >= (1 if whole else len(self.unseen)):

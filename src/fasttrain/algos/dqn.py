@@ -43,7 +43,11 @@ from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
-CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # their methods choose as `_choose` does
+CHOOSING = (
+    OffPolicyAlgorithm.__module__,
+    DQNPolicy.__module__,
+    __name__,
+)  # methods of these modules choose like `_choose`
 LOGGED = ("loss", "n_updates", "skipped_steps")  # keys of the log that no term of the loss may have
 
 
@@ -116,7 +120,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         super().__init__(*args, **further)
 
     def _setup_model(self) -> None:
-        if isinstance(vars(self).get("loss"), str):  # older zips have `loss_kind` under this name
+        if isinstance(vars(self).get("loss"), str):  # zips of older versions store `loss_kind` as "loss"
             self.loss_kind = vars(self).pop("loss")
         self.dims = action_dims(self.action_space)  # sizes of the sub-actions; A is their sum
         several = isinstance(self.action_space, spaces.MultiDiscrete)
@@ -175,7 +179,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         Raises:
             DivergedError: too many rounds in a row had no finite update; see `guard.py`.
         """
-        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads all other buffers
+        if not isinstance(self.replay_buffer, ReplayStorage):  # any other buffer: SB3's own update
             return super().train(gradient_steps, batch_size)
         policy, clock = self.policy, self.collector.clock
         with clock.phase("other"):
@@ -215,8 +219,8 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     def evaluate(self, batch: ReplayBatch) -> Evaluated:
         """Values of a batch, and the target r + discount × V(next).
 
-        V is the target network's value of the best legal action. The target network chooses this action, with
-        `double_q` the online network. With several sub-actions V is the mean over them (Tavakoli et al. 2018).
+        V is the target network's value of the best legal action. The target network chooses this action; if
+        `double_q`, the online network does. With several sub-actions V is the mean over them (Tavakoli et al. 2018).
         """
         policy, precision, dims = self.policy, self.engine.precision, self.dims
         with torch.no_grad():

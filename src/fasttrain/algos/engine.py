@@ -330,7 +330,7 @@ class Fast(BaseAlgorithm):
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
     _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is computed again only after a change
-    bootstrap_truncated = bootstrap_truncated  # a method, so that joint models can override it
+    bootstrap_truncated = bootstrap_truncated  # also a method, so that subclasses can override it
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
         self.engine = engine  # type: ignore[assignment]  # replaced in `_setup_model`; `load` may set another name

@@ -26,7 +26,7 @@ from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 from fasttrain.errors import ConfigError, EnvError, naming
 
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
-ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # after these a policy that never decided is an error
+ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # after so many of either a policy without decisions is an error
 
 
 class JointPolicy(BasePolicy):
@@ -192,14 +192,14 @@ class JointStorage(RolloutStorage):
             for step, env, policy, value in self.finals:
                 owner = owners[step, env] if policy is None else policy
                 if number == owner or (kind == JOINT and owner >= 0):
-                    # STEPS: `by_env_steps` discounts the rewards, also for the lost step (None), so no `gamma` here.
+                    # None: a fault lost the step. With STEPS `by_env_steps` discounts it later, so no `gamma` here.
                     rewards[step, env] += np.float32(1.0 if kind == STEPS and policy is None else gamma) * value
                 else:
                     unknown[step, env] = True
             if kind == STEPS:
                 rewards, gamma = by_env_steps(rewards, left_out, gamma)
             given = rewards, values, self.episode_starts, last_values.reshape(-1), last_dones, gamma, own.gae_lambda
-            with np.errstate(over="ignore", invalid="ignore"):  # the guard reports values that are not finite
+            with np.errstate(over="ignore", invalid="ignore"):  # `nan_guard` handles values that are not finite
                 found = advantages_of(*given, left_out, away if rests is None else away | rests, unknown)
             left_out |= owners != number
             advantages = np.where(left_out, advantages, found)
@@ -218,7 +218,7 @@ class JointStorage(RolloutStorage):
 
 def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tuple[Float32Array, Float32Array]:
     """Rewards and discounts (T, N) that make `advantages_of` discount each env step between two decisions."""
-    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # env steps since the last decision; to the next
+    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # env steps since a decision; until the next
     for step in range(1, len(rewards)):
         since[step] = np.where(left_out[step], since[step - 1] + 1, 0)
         gap[-1 - step] = np.where(left_out[-step], gap[-step] + 1, 1)

@@ -191,7 +191,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         engine.clock.enter("log")
         record, self._n_updates = self.logger.record, self._n_updates + done.epochs
         for name, values in done.terms.items():
-            if done.skipped and len(values) == len(done.norms):  # a term with fewer values was missing in some batches
+            if done.skipped and len(values) == len(done.norms):  # fewer: some batches lack the term
                 values = values[np.isfinite(done.norms)]
             record(f"train/{name}", float(values.mean(dtype=np.float64)) if len(values) else np.nan)
         record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -202,7 +202,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
 
 
 def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
-    """Three lists of envs: step lost by a fault; step was no transition; the episode's next step is no transition."""
+    """Env lists: a fault lost the step; the step ignored its action; the episode's next step will ignore its action."""
     resets, rests = ([] if rows is None else rows.nonzero()[0].tolist() for rows in (slots.resets, slots.rests))
     lost = [episode.env_index for episode in slots.finished if episode.lost]
     return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]

@@ -142,8 +142,8 @@ class Owners:
         if (owners < 0).any():
             how = "several" if (owners == SEVERAL).any() else "none"
             raise ConfigError(
-                f"policies: a decision belongs to {how} of {', '.join(self.names)}; the phases in decides must not "
-                "overlap; a policy with decides: others takes all other decisions"
+                f"policies: a decision belongs to {how} of {', '.join(self.names)}; the phases of the `decides` "
+                "settings must not overlap; with `decides: others` a policy takes all other decisions"
             )
 
 

@@ -68,7 +68,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     ) -> bool:
         """Fill the rollout buffer. An algorithm with masks uses them unless `use_masking` is False."""
         if not has_stock_buffer(self):
-            if self._masked and use_masking is None:  # MaskableRecurrentPPO: SB3 has no loop for it
+            if self._masked and use_masking is None:  # MaskableRecurrentPPO: SB3 has no `collect_rollouts` for it
                 raise ConfigError(f"{type(self).__name__} needs its own rollout buffer; do not replace rollout_buffer")
             masked = {} if use_masking is None else {"use_masking": use_masking}
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, **masked)
@@ -195,7 +195,7 @@ def ppo_terms(batch: RolloutBatch, evaluated: Evaluated, clip_range: Any, clip_r
         values = old_values + torch.clamp(values - old_values, -clip_range_vf, clip_range_vf)
     if batch.sequences is None:
         value_loss = functional.mse_loss(batch.returns, values)
-    else:  # sb3-contrib's recurrent PPO computes it this way
+    else:  # the value loss as in sb3-contrib's recurrent PPO
         value_loss = torch.mean((batch.returns - values) ** 2)
     return {
         "policy_gradient_loss": -torch.min(advantages * ratio, clipped).mean(),

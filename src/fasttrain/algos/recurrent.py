@@ -43,7 +43,7 @@ from fasttrain.spec.computing import check_last_minibatch
 # If a policy overrides one of these methods, the policy's own methods are called, not the faster code of this file.
 _PATH = ("forward", "evaluate_actions", "predict_values", "_process_sequence", "_get_action_dist_from_latent",
          "extract_features", "__call__")  # fmt: skip
-_SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # layers whose results padding changes
+_SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # layers that padding affects
 Run = Callable[[str, Tensor], Tensor]  # runs the LSTM "pi" (actor) or "vf" (critic): features (B, F) → outputs (B, H)
 # sb3-contrib's policy → the policy that replaces it if `cell` is given. Stock SB3 can load all zips without `cell`.
 WITH_CELLS: dict[Any, Any] = {
@@ -166,7 +166,7 @@ def states_within(memory: Memory) -> RNNStates:
 
 
 def must_be_padded(policy: Any) -> bool:
-    """Whether SB3's padding is necessary: the policy overrides methods, or has layers whose results padding changes."""
+    """Whether SB3's padding is necessary: the policy overrides methods, or has layers that padding affects."""
     masked = isinstance(policy, MaskableRecurrentActorCriticPolicy)
     base: Any = MaskableRecurrentActorCriticPolicy if masked else RecurrentActorCriticPolicy
     same = all(getattr(type(policy), name) is getattr(base, name) for name in _PATH)

@@ -271,7 +271,7 @@ class SnapshotPool:
         self.playing = [known[number] for number in positions["playing"]]
         self._rng.bit_generator.state = state["rng"]
         self._forget()
-        self._spare += self._players.values()  # players of these numbers still have the weights of other snapshots
+        self._spare += self._players.values()  # a number may now be another snapshot: load the weights anew
         self._players.clear()
 
     def summary(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Frames:
         return fits
 
     def _begin_anew(self, step: int, env: int, seen: Images) -> None:
-        """Handle an env that was reset between two rows: keep the stored next frame only for the previous row."""
+        """An env was reset between two rows: the stored next frame moves to `last`, for the previous row alone."""
         if seen[:-1].any():
             raise EnvError(
                 f"env {env}: an observation is not the previous one with one new frame; a wrapper around the stacked "
@@ -131,7 +131,7 @@ class Frames:
         return {
             "written": np.array(self.written),
             "frames": self.frames[:size],
-            "before": self.frames[max(size, self._size - self.stack) :],  # the earlier frames of the first row
+            "before": self.frames[max(size, self._size - self.stack) :],  # frames before the ring's first row
             "ages": self.ages[: min(self.written, self.rows)],
             "last_places": np.array([*self.last], np.int64).reshape(-1, 2),
             "last_frames": frames.reshape(-1, *self._frame),

@@ -109,7 +109,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
     # --- episodes
 
     def _row_stored(self, row: int) -> None:
-        """Make episodes that ended in `row` drawable. An episode whose first row is overwritten is no longer drawn."""
+        """Allow draws from episodes that ended in `row`. End draws from an episode whose first row was overwritten."""
         for env in self.ep_length[row].nonzero()[0]:
             self._set_episode(int(env), row, int(self.ep_length[row, env]), drawable=False)
         self.under_way_steps += 1
@@ -117,7 +117,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             self._end_episode(int(env))
 
     def _end_episode(self, env: int) -> None:
-        """Make the episode of `env` that ended in the newest row drawable."""
+        """Allow draws from the episode of `env` that ended in the newest row."""
         length = min(int(self.under_way_steps[env]), self.buffer_size)
         self._set_episode(env, self.pos - length, length, drawable=True)
         self.under_way_steps[env] = 0

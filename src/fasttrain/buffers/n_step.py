@@ -129,7 +129,7 @@ def windows_of(
     rows: Int64Array, envs: Int64Array, rewards: Float32Array, dones: Float32Array, timeouts: Float32Array, newest: int,
     powers: Float32Array,
 ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:  # fmt: skip
-    """Last row, return, discount and end (B,) of each window; arguments as in `n_step_kernel`.
+    """Last row, return, discount and done flag (B,) of each window; arguments as in `n_step_kernel`.
 
     For windows of one step numpy is as fast as the kernel, so the first update waits for no compilation.
 
@@ -183,7 +183,7 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
     row, before = (storage.pos - 1) % storage.buffer_size, (storage.pos - 2) % storage.buffer_size
     void[row, [*left_out, *waiting]] = True
     if void[: storage.pos].all() and void[storage.pos + storage._margin() : size].all():
-        void[row] = False  # nothing else can be drawn
+        void[row] = False  # all rows are void: these may be drawn
     complete = []
     for env in left_out:
         if size > 1 and not void[before, env]:

@@ -132,9 +132,9 @@ class Replay(NamedTuple):
         return self.sampler.block(self.storage, count, batch_size)
 
     def rate(self, indices: Any, errors: NDArray[Any], generation: Any, guarded: bool) -> None:
-        """Set new priorities by the TD errors (M,) of the transitions at `indices`.
+        """Set priorities from TD errors (M,). `indices`: their slots; `generation`: rows written before the draw.
 
-        An error that is not finite raises ValueError, or changes no priority if `guarded`.
+        If an error is not finite, ValueError is raised; with `guarded` its slot keeps the old priority instead.
         """
         storage: Any = self.storage
         good = np.isfinite(errors) | (not guarded)
@@ -188,7 +188,7 @@ class Prefetching(Direct):
             raise ValueError(f"depth={depth} must be at least 1: it is the number of blocks drawn ahead")
         self.seed, self.depth, self.bound_s = seed, depth, bound_s
         self.hits = self.waits = self.wait_ns = 0
-        # `spawn_key` gives other numbers than `seed` alone, with which envs and spaces are seeded.
+        # Envs and spaces are seeded with `seed` alone; `spawn_key` gives this generator a different random stream.
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
         self._changed = threading.Condition()  # guards the attributes below
         self._request: _Request | None = None
@@ -202,7 +202,7 @@ class Prefetching(Direct):
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
-        """Like `Direct.batches`. Raises the same errors as `block`."""
+        """Like `Direct.batches`, drawn ahead. Raises errors of the thread, or FastTrainError after `bound_s`."""
         if env is not None or _samples_itself(storage):
             yield from super().batches(storage, gradient_steps, batch_size, env)
         else:

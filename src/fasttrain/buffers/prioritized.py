@@ -135,7 +135,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or wrong arguments of `ReplayStorage`.
     """
 
-    overhead_bytes = 10  # the tree: 8 bytes per leaf, and 1/7 of 8 bytes for the sums
+    overhead_bytes = 10  # the sum tree: 8 bytes per leaf and 8/7 bytes for the sums, rounded up
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
     def _row_stored(self, row: int) -> None:
         """Give the row the highest priority so far."""
         self._set(self._row + row * self.n_envs, self._highest)
-        if self._margin():  # the next row's observations were overwritten
+        if self._margin():  # the next observations of the newest row have overwritten the observations of row `pos`
             self._set(self._row + self.pos * self.n_envs, 0.0)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
@@ -235,7 +235,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         self,
         indices: NDArray[np.integer[Any]],  # (B,) as drawn: row * num_envs + env
         td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), positive or negative
-        generation: int | Int64Array | None = None,  # rows written before the draw, (B,) if several draws; None: now
+        generation: int | Int64Array | None = None,  # rows written before the draw, one or (B,); None: drawn just now
     ) -> int:
         """Set priorities to (|td_error| + eps)^alpha; return how many were set. Overwritten slots are not changed.
 

@@ -2,8 +2,8 @@
 
 All states are stored, because a minibatch may begin at any step. Minibatches have the same rows as in SB3: at a
 random index (numpy's global stream) the env-major rows are split, and both parts are swapped. Then they are cut into
-minibatches. A sequence begins where a minibatch, an episode or the rows of an env begin, and after a row that is no
-transition. Legend: B rows, S sequences, L layers, H units.
+minibatches. A sequence begins where a minibatch, an episode or the rows of an env begin, and after a row that is
+left out (`leave_out`). Legend: B rows, S sequences, L layers, H units.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any, keeps_cells: bool = True) -> Memory:
-        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Without cells c has width 0."""
+        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Without `keeps_cells` c has width 0."""
         layers, units = state_shape
         pi, vf = ((zeros(layers, num_envs, units, device=device),
                    zeros(layers, num_envs, units * keeps_cells, device=device)) for _ in range(2))  # fmt: skip
@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def within(cls, states: Any, rows: Any) -> Memory:
-        """A Memory of the envs `rows` of `states`, none of which begins an episode."""
+        """A Memory of `states` at `rows` (env indices or a slice), in which no episode begins."""
         picked = rows_of_states(states, rows)
         return cls(picked, np.zeros(picked.pi[0].shape[1], np.bool_))
 
@@ -63,7 +63,7 @@ class Memory(NamedTuple):
         each_array(lambda part, now: part.__setitem__((slice(None), rows), now), self.states, states)
 
     def where(self, unchanged: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
-        """`states`, overwritten in place by the states of `self` where `unchanged` (N,) is True."""
+        """`states` (changed in place) as a Memory; envs where `unchanged` keep states and episode starts of `self`."""
         after = Memory(states, episode_starts | (unchanged & self.episode_starts))
         after.put(rows := np.flatnonzero(unchanged), self.of(rows).states)
         return after
@@ -83,7 +83,7 @@ class Group(NamedTuple):
     rows: slice  # the group's rows in the minibatch
     sequences: slice
     shape: tuple[int, int]  # (longest, sequences)
-    places: Tensor  # each row's flat index in an array of this shape
+    places: Tensor  # (rows,) flat index of each row in an array (longest, sequences)
 
 
 class Grouped(NamedTuple):
@@ -150,7 +150,7 @@ class RecurrentStorage(RolloutStorage):
 
         Args:
             layout: "padded": observations, actions and masks are padded with zeros (masks: all legal) as in SB3, and
-                every sum has the same order as in SB3. "grouped": no padding, the longest sequence first.
+                sums have SB3's order. "grouped": only inputs of the LSTM are padded; the longest sequence comes first.
         """
         lay_out = {"padded": self._padded, "grouped": self._grouped}[layout]
         order = self.draw_order()
@@ -222,7 +222,7 @@ class RecurrentStorage(RolloutStorage):
         return RNNStates((states[0], states[1]), (states[-2], states[-1]))
 
     def _batch(self, rows: Tensor, sequences: Any, with_padding: Tensor) -> RolloutBatch:
-        """Values, advantages and so on of `rows`; observations, actions and masks of the rows `with_padding`."""
+        """`rows`: indices of values, advantages and so on; `with_padding`: of observations, actions and masks."""
         total = self.num_steps * self.num_envs
         actions = self._actions.view(total) if self._discrete else self._actions.view(total, -1)
         masks = None if self._masks is None else self._masks.view(total, -1)
@@ -280,10 +280,10 @@ def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, 
 
 
 def cuts(lengths: Int64Array, step_cost: int = STEP_COST) -> list[int]:
-    """Divide sequences, the longest first, into groups with little cost for steps and padding. Returns their ends.
+    """Divide sequences, the longest first, into groups that cost little. Returns the end index of each group.
 
     The cost of a group: length of the longest sequence × (step_cost + number of sequences). A group is cut in two where
-    this saves most. The two new groups are cut in the same way, as long as it saves time.
+    the sum of both costs is lowest. The two new groups are cut in the same way, as long as a cut lowers the cost.
     """
     ends, todo = [], [(0, len(lengths))]
     while todo:

@@ -39,7 +39,7 @@ class ReplayBatch(NamedTuple):
     next_observations: TensorObservations  # (B, ...) after the last step of the n-step window
     dones: Tensor  # (B, 1) float32, 1 where the episode terminated (not truncated)
     rewards: Tensor  # (B, 1) float32, discounted sum of the window's rewards
-    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where SB3 has no discounts
+    discounts: Tensor | None = None  # (B, 1) float32, gamma ** window length; None: one step, as in SB3's ReplayBuffer
     next_action_masks: Tensor | None = None  # (B, A) bool, legal in next_observations
     weights: Tensor | None = None  # (B, 1) float32, importance weights of prioritized replay
     indices: Int64Array | None = None  # (B,) row * num_envs + env; only prioritized replay
@@ -66,7 +66,7 @@ class ReplayStorage(ReplayBuffer):
         mask_width: A, or None for an algorithm without masks.
 
     Attributes:
-        generation: rows written so far. `reset` adds more than the ring's rows, so that earlier draws become invalid.
+        generation: rows written so far. `reset` adds more than the ring's size, so that earlier draws become invalid.
 
     Raises:
         ConfigError: a value is out of range, two values exclude each other, or there is too little free memory.
@@ -123,8 +123,8 @@ class ReplayStorage(ReplayBuffer):
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
-        self.void: BoolArray | None = None  # (size, N) True where nothing may be drawn; None: nowhere
-        self.under_way: Int64Array = np.full(n_envs, NONE)  # (N,) row of an env's last action while it does not act
+        self.void: BoolArray | None = None  # (size, N) True: this slot must not be drawn; None: all may be drawn
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # (N,) if an env waits for its turn: row of its last action
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickling: without the lock, which cannot be pickled."""
@@ -136,13 +136,13 @@ class ReplayStorage(ReplayBuffer):
         self.lock = threading.RLock()
 
     def reset(self) -> None:
-        """Empty the buffer."""
+        """Empty the buffer. The next row is row 0, so `generation` becomes a multiple of the ring's size."""
         with self.lock:
             super().reset()
             if self.frames:
                 self.frames.clear()
             self.void = None
-            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # the next row is row 0
+            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size
 
     def _check_settings(self) -> None:
         if not 1 <= self.n_steps <= MAX_N_STEPS:
@@ -253,7 +253,7 @@ class ReplayStorage(ReplayBuffer):
         """For subclasses: called after a row was stored."""
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """Mark that the newest row holds no transition of some envs; see `leave_out`."""
+        """Exclude from drawing the newest row of envs that are `lost`, `resting` or `waiting`; see `leave_out`."""
         with self.lock:
             return leave_out(self, lost, resting, waiting)
 
@@ -355,7 +355,7 @@ class ReplayStorage(ReplayBuffer):
     def windows(
         self, rows: Int64Array, envs: Int64Array, env: VecNormalize | None = None
     ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:
-        """Last row, return, discount and end (B,) of the windows that begin at `rows` of `envs`; see `windows_of`."""
+        """Last row, return, discount and done flag (B,) of windows that begin at `rows` of `envs`; see `windows_of`."""
         newest = (self.pos - 1) % self.buffer_size
         arrays = self.rewards, self.dones, self.timeouts
         last_rows, returns, discounts, ends = windows_of(rows, envs, *arrays, newest, self._powers)

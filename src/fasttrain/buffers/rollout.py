@@ -59,15 +59,15 @@ def advantages_of(
     left_out: BoolArray | None = None,  # (T, N) in and out: True where a step is no transition of this policy
     rests: BoolArray | None = None,  # (N,) True where the policy does not act in the env's next step
     cut: BoolArray | None = None,  # (T, N) True where an episode ends with an action of a different policy
-    traces: Float32Array | None = None,  # (T, N) factor of a step's advantage in those of earlier steps; None: 1
+    traces: Float32Array | None = None,  # (T, N) factor on what a step's advantage adds to earlier advantages; None: 1
 ) -> Float32Array:  # (T, N)
     """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
 
     Only the sum over time is a loop; the other terms are computed for all steps at once (64 × 256 envs: 0.1 ms).
 
-    The reward and the end of a step that is left out are added to the env's previous transition. Two kinds of
-    transitions are also left out: the last transition of an env in `rests`, because its reward and end are not known
-    yet; and the last transition of an episode in `cut`.
+    A step that is left out adds its reward and its end to the env's previous transition. Two kinds of transitions
+    become left out too: an env's last transition if `rests` is True, because its reward and end are not known yet; and
+    an episode's last transition if `cut` is True at the end of the episode.
     """
     one = np.float32(1.0)
     next_values = np.concatenate([values[1:], last_values[None]])
@@ -153,7 +153,7 @@ class RolloutStorage:
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.settings = num_steps, num_envs, gamma, gae_lambda
         self.pos, self.full = 0, False
-        self._left_out: BoolArray | None = None  # (T, N) True where a row is no transition; None: nowhere
+        self._left_out: BoolArray | None = None  # (T, N) True: no minibatch contains this row; None: all rows are used
         self._discrete = isinstance(action_space, spaces.Discrete)
         rows = (num_steps, num_envs)
 
@@ -282,10 +282,7 @@ class RolloutStorage:
             yield self._masks, self._masks.new_ones(len(row.log_probs), width) if masks is None else masks
 
     def leave_out(self, step: int | slice, envs: BoolArray | list[int]) -> None:
-        """Mark `step` of these envs, a mask (N,) or indices, as no transition. No minibatch contains these rows.
-
-        With a slice, `envs` is a mask (steps, N).
-        """
+        """Exclude rows from all minibatches. `envs`: a mask (N,) or indices; for a slice of steps a mask (steps, N)."""
         if self._left_out is None:
             self._left_out = np.zeros((self.num_steps, self.num_envs), np.bool_)
         self._left_out[step][envs] = True
@@ -307,7 +304,7 @@ class RolloutStorage:
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         last, values = last_values.reshape(-1), self.values
-        with np.errstate(over="ignore", invalid="ignore"):  # the guard reports values that are not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # the setting `nan_guard` handles values that are not finite
             given = self.rewards, values, self.episode_starts, last, last_dones, self.gamma, self.gae_lambda
             advantages = advantages_of(*given, self._left_out, rests)
             returns = advantages + values

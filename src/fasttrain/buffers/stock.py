@@ -154,7 +154,7 @@ class RolloutView:
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
         """Samples of one epoch, from an instance of SB3's buffer that uses the same arrays."""
         buffer = object.__new__(self.stock)
-        values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self`: no such attribute
+        values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self` means: no such attribute
         vars(buffer).update({name: value for name, value in values.items() if value is not self})
         yield from buffer.get(batch_size)
 
@@ -259,8 +259,8 @@ def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
         )
     if names and not isinstance(buffer, ReplayStorage):
         raise ConfigError(
-            f"{names} with replay_buffer_class={type(buffer).__name__}: SB3's own update, which serves such a buffer, "
-            "cannot do that; remove replay_buffer_class, or derive it from "
+            f"{names} with replay_buffer_class={type(buffer).__name__}: SB3's own update reads such a buffer, and "
+            "ignores options and methods of fasttrain; remove replay_buffer_class, or derive the class from "
             "fasttrain.buffers.replay_storage.ReplayStorage"
         )
 
@@ -283,9 +283,9 @@ def frames_in(env: VecEnv | None) -> int | None:
 
 
 def window_of(n_steps: int, gamma: float, asked: type[ReplayBuffer] | None) -> dict[str, Any]:
-    """Defaults of a buffer's `n_steps` and `gamma`: the algorithm's values, unless the user set a buffer class.
+    """Defaults of a buffer's `n_steps` and `gamma`: the algorithm's values if the user set no buffer class (`asked`).
 
-    With such a class SB3 ignores the algorithm's `n_steps`, and warns about this.
+    NStepReplayBuffer has its own defaults. For any other class SB3 ignores the algorithm's `n_steps`, and warns.
     """
     if asked is None:
         return {"n_steps": n_steps, "gamma": gamma}

@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
     here = ""
-    with suppress(OSError):  # raised if the directory was deleted; read now, because an env may change the directory
-        here = os.getcwd()
+    with suppress(OSError):  # raised if the directory was deleted
+        here = os.getcwd()  # read before the command, because an env may change the directory
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
-            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # end when its study ends
+            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments) or _lost_output()
     except FastTrainError as error:
@@ -97,8 +97,8 @@ def refuse_while_imported() -> None:
         raise ConfigError(user_code.TRAINS)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "a process of a run imports the script that began the run, and the script begins another one: put the "
-            'code that begins a run under `if __name__ == "__main__":`'
+            "a process of a run imports the script that began the run, and this import would begin a second run: put "
+            'the code that begins a run under `if __name__ == "__main__":`'
         )
 
 
@@ -189,11 +189,11 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         job = hydra.compose(given.overrides)
         if job.hydra.job.chdir:
             raise ConfigError(
-                "hydra.job.chdir=true: fasttrain writes into the run's folder without it, and looks for your modules "
-                "and folders where the command was typed; remove it"
+                "hydra.job.chdir=true: remove this setting. fasttrain writes into the run's folder anyway, and looks "
+                "for your modules and folders where you typed the command"
             )
         if job.hydra.callbacks:
-            raise ConfigError("hydra.callbacks: Hydra's callbacks are not called; use callbacks=[module:Class] of SB3")
+            raise ConfigError("hydra.callbacks are not called; for callbacks of SB3 use callbacks=[module:Class]")
         if job.hydra.mode == RunMode.MULTIRUN:
             commands.refuse_sweep(command, str(job.get("warmup")))
             return _sweep(command, hydra, given, job, [*options, *typed])

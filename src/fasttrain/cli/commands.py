@@ -235,7 +235,7 @@ def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> 
     """
     stored = read_json(folder / "study.json")
     if not stored and all(key_of(text).startswith(LIMITS) for text in typed):
-        raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or type what to do")
+        raise ConfigError(f"run={folder}: no study.json there; name a study's folder, or type settings of a new study")
     other, *more = OTHER_WORDS.get(str(stored.get("command")), [stored.get("command")])
     named = [text for text in (*typed, *more) if key_of(text) == "candidates"]
     ablates = [re.search(r"=\W*ablate\b", text) is not None for text in named]
@@ -314,7 +314,7 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
     """
     study, config = request.command in STUDIES, request.config
     if request.command == "tune" and config.run is not None and (Path(config.run) / "study.json").exists():
-        return request  # no refusal: several processes may search in one study
+        return request  # an existing study is allowed: several processes may search in it
     way = "resume" if study and config.run is not None else config.on_existing
     found = existing_to_resume("study" if study else "run" * (request.command == "train"), way, typed, key)
     if found is None or config.run is not None:

@@ -91,7 +91,7 @@ def register() -> None:
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     ConfigStore.instance().store(name="settings", node=settings)
-    for spec in ALGORITHMS.values():  # values of the stock classes; null if a value depends on the tier
+    for spec in ALGORITHMS.values():  # defaults of SB3's classes; null where the setting `tier` decides
         own = {name for values in spec.tiers.values() for name in values}
         usual = {name: None if name in own else usual for name, (_, usual) in spec.keys().items()}
         ConfigStore.instance().store(name=spec.name, node={**networks, "name": spec.name, **usual}, group="algo")
@@ -205,13 +205,13 @@ class Composer:
         return job
 
     def _search_path(self, overrides: Sequence[str]) -> ConfigSearchPath:
-        """The folders of YAML files: fasttrain's, the user's, those of engines, and those of games that may be used."""
+        """The folders of YAML files: of fasttrain, the user, engines, and the games that the configuration may name."""
         names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
         ConfigStore.instance().repo.pop("env", None)  # remove the entries of an earlier call
-        if DEFAULT not in plugins.names(plugins.GAMES):  # not installed; `game_of` raises an error if it is needed
+        if DEFAULT not in plugins.names(plugins.GAMES):  # DEFAULT is not installed: `game_of` raises if it is needed
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
@@ -283,7 +283,7 @@ class Composer:
                 self._complete(where)
 
     def _complete(self, where: dict[str, Any]) -> None:
-        """Print the completions of the line in the variable COMP_LINE; without it, the script that a shell installs."""
+        """If COMP_LINE is set, print completions of the line in it; else print the completion script for a shell."""
         asked = "COMP_LINE" in os.environ
         if asked:
             words, os.environ["COMP_LINE"] = completions(os.environ["COMP_LINE"])
@@ -349,13 +349,13 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         return f"${{env.name}}: {removal_message('env.name')}; ${{env_name:}} is the name of the env"
     if "Interpolation key 'algo.name' not found" in text:
         override = next((one for one in overrides if key_of(one) == "algo"), "algo")
-        return f"{override}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
+        return f"{override}: its YAML file has no key `name`; set it to one of {', '.join(ALGORITHMS)}"
     if merged := re.search(r"Error merging override (\S+=\[.*)", text):
         return f"{merged[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
         below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # below the typed key
         algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
-        return key_message((below or key)[1], (*algos, "maskable_ppo", "dqn"))  # the default algorithm: maskable_ppo
+        return key_message((below or key)[1], (*algos, "maskable_ppo", "dqn"))  # the first that lacks the key is named
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"
     if there := re.search(r"Could not append to config. An item is already at '([^']+)'", text):

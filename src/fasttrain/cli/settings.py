@@ -97,8 +97,8 @@ def algorithm_texts() -> dict[str, str]:
 
 
 def completions(line: str) -> tuple[list[str], str]:
-    """The commands and values with which the shell can complete `line`, and `line` without its command. Hydra completes
-    keys and files in the second text."""
+    """Commands and values that complete `line`, and `line` without its command: in this second text Hydra completes
+    keys and files, because Hydra does not know the commands."""
     program, *words = line.split() or [""]
     last = words.pop() if words and not line.endswith(" ") else ""
     commands = [] if words else [*COMMANDS, *OTHER_WORDS, "help"]

@@ -60,7 +60,7 @@ class ActingPath(nn.Module):
         self.net: Any = model.policy.q_net if self.is_q_net else model.policy
         self.space, self.action_space = model.observation_space, model.action_space
         self.masked = reads_masks(model.policy)  # the caller sets it to True for a DQN that was trained with masks
-        # Sizes of categorical sub-actions; empty for Box, and for MultiBinary in PPO, whose bits are independent.
+        # `dims`: sizes of categorical sub-actions; empty for Box, and for the independent bits of MultiBinary in PPO.
         is_bits = isinstance(self.action_space, spaces.MultiBinary) and not (self.masked or self.is_q_net)
         self.dims = [] if is_bits or isinstance(self.action_space, spaces.Box) else action_dims(self.action_space)
         self.inputs = _inputs(self.space, shown)
@@ -174,7 +174,7 @@ def largest_difference(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, inputs: Arrays, outputs: Arrays
 ) -> float:
     """The largest |Δ| / max(1, |value|) between `outputs` and the results of SB3's own methods for `inputs`. Logits are
-    compared as masked log-probabilities. If actions differ, the difference between their scores by SB3 is used.
+    compared as masked log-probabilities. Where actions differ, SB3's scores of both actions are compared.
     """
     observations: Any = {part.key: inputs[part.name] for part in acting.inputs}
     observations = observations.get(None, observations)
@@ -377,7 +377,7 @@ class RecurrentPath(ActingPath):
     def _sb3_states(self, inputs: Arrays, which: str) -> tuple[NDArray[Any], NDArray[Any]]:
         """The states in SB3's layout, (L, B, H) each."""
         states = [np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in self.parts]
-        return states[0], states[-1]  # a GRU ignores c
+        return states[0], states[-1]  # with a GRU both are h, because a GRU ignores c
 
 
 def _step_layer(cell: torch.nn.RNNBase, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:

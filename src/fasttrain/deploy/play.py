@@ -315,7 +315,7 @@ def _outcome(info: Mapping[str, Any]) -> str:
 
 
 def _facts(info: Mapping[str, Any]) -> Iterator[str]:
-    """The numbers and texts in the last info that `_outcome` does not show."""
+    """The numbers and texts of an episode's last info, without those that `_outcome` shows."""
     for key, value in info.items():
         if key in IN_OUTCOME or str(key).startswith(("TimeLimit", "terminal_", "_")):
             continue

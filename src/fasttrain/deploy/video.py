@@ -97,7 +97,7 @@ def check_every(config: Config) -> None:
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives the pictures of `episodes` episodes to `film`, but not of the one that the autoreset begins after them."""
+    """Gives `film` the pictures of the first `episodes` episodes, but not of the episode that autoreset begins then."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], film: Film, episodes: int) -> None:
         super().__init__(env)
@@ -150,7 +150,7 @@ class Film:
         self._writer.close()
 
 
-def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), height and width even for the video format
+def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3); video formats need even height and width
     """The picture that an env drew; small ones are enlarged. Raises EnvSpecError if it is no picture."""
     pixels = np.asarray(drawn)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or not pixels.size:

@@ -32,7 +32,7 @@ Beside = Callable[[], AbstractContextManager[None]]  # a context in which anothe
 Again = Callable[[int, int, int, bool], Difference | None]
 PAST_STEPS = 20  # steps that are played before the compared episode
 HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
-BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # most seconds that the other process plays, and that building its env may take
+BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # limits in seconds: playing in the other process; building its env
 PLAYING = b"fasttrain: playing beside"  # the first output of the other process when it plays
 
 
@@ -96,7 +96,7 @@ def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]
 
 
 def _renumbered(playing: Playing) -> str:
-    """Integers of observations that are others in a second play, the same ones each time: "1 → 4". Empty: none."""
+    """Integers in observations that a second play replaces one for one by other integers: "1 → 4". Empty if none."""
     with playing() as play:
         first, actions = _flat_observations(play, PAST_STEPS)
         second, _ = _flat_observations(play, len(actions), lambda _: actions[play.length])
@@ -297,7 +297,7 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
         if not in_time():
             break
         tried += 1
-        alike += [half] if half else []  # 0: no halved action changed anything; perhaps only its sign matters
+        alike += [half] if half else []  # half 0: all halved actions had the same effect; perhaps only signs matter
         if min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:

@@ -26,7 +26,7 @@ from fasttrain.envs.user_code import CLOSING, Place, preserve_random_state, seed
 from fasttrain.envs.wrappers import has_running_statistics
 
 EnvMaker = Callable[[], Env]
-# After one of these findings no second play is made: its findings would have the same cause.
+# After one of these findings there is no second play, because a second play would find the same fault again.
 DECISIVE = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "bad_mask", "mask_not_respected", "done_for_ever",
@@ -48,8 +48,8 @@ class CheckupResult:
     returns: tuple[float, ...]  # returns of the episodes that ended in the first play
     not_checked: tuple[str, ...]  # checks for which there was no time
     masks_ignored: bool = False  # the env has masks, but `use_masks` was false
-    not_fresh: str = ""  # why the lent env does not repeat a new env's play from the same seed; or empty
-    shares: str = ""  # copies of the env influence each other in one "process" or "machine"; or empty
+    not_fresh: str = ""  # why the lent env differs from a new env when played with the same seed; else empty
+    shares: str = ""  # "process" or "machine": where copies of the env influence each other; empty: nowhere
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -142,7 +142,7 @@ class _Checkup:
             elif self._repeats():
                 if self.copies:
                     shares = self._independent()
-                if shares != "machine":  # with "machine" the second env has disturbed the first env
+                if shares != "machine":  # "machine": two envs disturb each other, so further plays would prove nothing
                     self._other_actions(self.costs)
         lent = self.lent
         return CheckupResult(
@@ -231,9 +231,8 @@ class _Checkup:
         return answers
 
     def _wait_for_an_end(self, play: Play, moment: Moment) -> None:
-        if (
-            0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s
-        ):  # time for enough steps to show that episodes never end
+        # Play on only if there is time for ENOUGH_ENDLESS_STEPS, which show that episodes never end.
+        if 0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:
             self._play_on(play, moment, lambda: bool(play.lengths))
         if not play.lengths and play.length >= ENOUGH_ENDLESS_STEPS:
             text = f"no episode ended in {play.length:,} steps of random play, and no limit is set"
@@ -288,7 +287,7 @@ class _Checkup:
                 branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])
                 if not branches.in_time or any(not pair.rewards_identical for pair in branches.pairs):
-                    # Equal returns do not prove this finding if pairs are missing, or if their rewards differ.
+                    # Equal returns prove nothing if pairs of episodes are missing, or if rewards within a pair differ.
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
                 unused = [*causes.unused_range(play, deadline)]

@@ -79,7 +79,7 @@ def fingerprint(value: object) -> object:
     if isinstance(value, (tuple, list)) and any(isinstance(part, (Mapping, tuple, np.ndarray)) for part in value):
         return tuple(fingerprint(part) for part in value)
     if isinstance(value, (bool, int, float, str, type(None))):
-        return repr(value)  # as text NaN equals itself
+        return repr(value)  # as text, because NaN as a number does not equal itself
     try:
         array = np.asarray(value)
     except ValueError:

@@ -214,9 +214,9 @@ def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
 
 
 def _adapted(env: Any, spec: EnvSpec) -> Env:
-    """Return what the user's class or function built as a `gymnasium.Env`. Adapts envs of the old gym interface.
+    """Turn what the user's class or function built into a `gymnasium.Env`. Adapts envs of the old gym interface.
 
-    Raises EnvSpecError: `env` is no env.
+    Raises EnvSpecError if `env` is not one env for one agent.
     """
     if isinstance(env, gymnasium.Env):
         return _with_whole_reset(env)
@@ -236,7 +236,7 @@ def _adapted(env: Any, spec: EnvSpec) -> Env:
 
 
 def _with_whole_reset(env: Env) -> Env:
-    """`env` with a `PlainReset` around its innermost env, if its `reset` does not accept `seed` and `options`."""
+    """`env`; if the `reset` of its innermost env lacks `seed` or `options`, with a `PlainReset` around that env."""
     inner = outer = env
     while isinstance(inner, gymnasium.Wrapper):
         outer, inner = inner, inner.env
@@ -314,7 +314,7 @@ def _with_masks(env: Env, spec: EnvSpec) -> Env:
 
 
 def _creator_of(registered: object, folder: str, spec: EnvSpec) -> Callable[..., Any] | None:
-    """The class or function that the registry would call; None if there is none, which `gymnasium.make` reports."""
+    """The class or function that the registry would call; None: there is none, and `gymnasium.make` raises an error."""
     entry_point = getattr(registered, "entry_point", None)
     if isinstance(entry_point, str):
         module_name, _, attribute = entry_point.partition(":")

@@ -63,12 +63,12 @@ def property_of(env: object, name: str) -> Callable[[], Any] | None:
 
 
 def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
-    """A function that returns the mask of the present state: the method `name`, or a function that reads this property.
+    """A function that returns the mask of the present state: the method, or a reader if `name` is a property.
 
-    Raises EnvSpecError: the method needs arguments.
+    Raises EnvSpecError if the method needs arguments.
     """
     get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda attribute: getattr(env, attribute)
-    if (read := property_of(env, name)) is not None:  # not read here: the property may not exist before a reset
+    if (read := property_of(env, name)) is not None:  # `read` runs later: before a reset the property may not exist
         return read
     try:
         method = get(name)
@@ -353,8 +353,8 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _take_mask(self, observation: object, info: dict[str, Any]) -> object:
         if self._convention == "info":
             self._latest = mask_entry(info, self._keys)
-        elif self._convention == "observation" and isinstance(observation, Mapping):  # an episode's last may differ
-            self._latest = observation.get(self._key)
+        elif self._convention == "observation" and isinstance(observation, Mapping):
+            self._latest = observation.get(self._key)  # not reached if an episode's last observation is no Mapping
             if self._only_key is not None:
                 return observation.get(self._only_key)
             return {key: value for key, value in observation.items() if key != self._key}

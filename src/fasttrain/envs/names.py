@@ -47,7 +47,7 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
         raise EnvSpecError(f"{option}: expected a class{'' if only else ' or function'}, it is {target!r:.80}")
     if base is not None and is_class and not issubclass(target, base):
         raise EnvSpecError(f"{option} must be derived from {base.__module__}.{base.__qualname__}")
-    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # an instance has its class's module
+    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # for instances use the name in `entry`
     top = str((has_module and target.__module__) or entry).partition(":")[0].partition(".")[0]
     if top not in DATA_TYPES and _is_pythons(top):
         raise EnvSpecError(
@@ -94,9 +94,9 @@ def resolve_argument(value: Any, option: str, folder: str | None = None, supplie
 def arguments(
     values: Mapping[Any, Any], prefix: str, folder: str | None = None, supplies: Supplies = NOTHING, maker: Any = None
 ) -> dict[Any, Any]:
-    """The keyword arguments for `maker`: `values`, each by `resolve_argument`.
+    """Keyword arguments for `maker`: `values` after `resolve_argument`, and what the functions in `supplies` return.
 
-    `supplies` makes further parameters of `maker`. `prefix` is the place in the configuration, for messages.
+    `supplies`: parameter name of `maker` → function. `prefix`: the place in the configuration, for messages.
     """
     resolved = {key: resolve_argument(value, f"{prefix}{key}", folder, supplies) for key, value in values.items()}
     parameters = inspect.signature(maker).parameters if maker is not None and supplies else ()

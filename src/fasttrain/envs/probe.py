@@ -82,7 +82,7 @@ class Play:
     Args:
         env_factory: builds the env; the time is measured.
         use_masks: draw only actions that the env's masks allow, if it has masks.
-        lenient: read each mask twice, and check that `step` does not change the action. `self.faults` has what changed.
+        lenient: note in `self.faults`, without an error, if a mask read twice differs, or if `step` changes the action.
         place: records which call of the env is running.
         build_s: the building time of an env that exists already, if `env_factory` only returns it.
     """

@@ -57,9 +57,9 @@ class ResumableGame(NativeGame, Protocol):
         """All state that determines how the games go on, as views. The constructor's arguments are not a part of it."""
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Load the state into a game with the same constructor arguments. The caller fills the slots.
+        """Load the state into a game with the same constructor arguments. The caller loads the slots.
 
-        Raises ConfigError: an array is missing, has another shape or dtype, or has values that no game can have.
+        Raises ConfigError if an array is missing, has another shape or dtype, or has values that no game can have.
         """
 
 

@@ -68,12 +68,12 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._first_seed: int | None = None  # seed of the last seeded reset; an env may use it for more than np_random
         self._begin: dict[str, Any] | None = None  # `_state_of` the env before the episode; None: the reset was seeded
         self._begun = False  # False: there is no episode, or it cannot be repeated
-        self._repeated: list[Any] = []  # the actions of this episode that `retrace` made
+        self._repeated: list[Any] = []  # the actions of this episode that `retrace` has repeated
         self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the actions after `_repeated`; or `rows` of an ActionLog
         self.first_row = 0  # where the running episode begins in `_actions`
         self._inner_step = env.step
         self._total = 0.0
-        self._observation: object = None  # not copied: if an env changes it later, it is a part of the env's state
+        self._observation: object = None  # not copied, because an env that writes into this array keeps its state there
         self._log: tuple[ActionLog, int] | None = None
 
     def log_actions_in(self, log: ActionLog, index: int) -> None:
@@ -91,7 +91,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answer
 
     def _check_last_observation(self) -> None:
-        """Make the last observation, which SB3's loops have put into the info, fit its space."""
+        """Fit the episode's last observation, which SB3's loops have put into the info, to the observation space."""
         info = self._info if self._log is None else self._log[0].buf_infos[self._log[1]]
         if info and "terminal_observation" in info:
             truncated = bool(info.get("TimeLimit.truncated", False))
@@ -162,7 +162,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._log is not None:
             log, index = self._log
             since = (row[index] for row in since)
-            observation, total = log.observation_of(index), log.return_of(index)
+            observation, total = log.observation_of(index), log.return_of(index)  # Python 3.12's sum() is more exact
         return {
             "seed": self._first_seed,
             "begin": None if self._begin is None else to_dict(self._begin),
@@ -189,7 +189,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             try:
                 observation = self._repeat(notes, time.monotonic() + most_s)
                 same = _equal(observation, notes["observation"]) and to_dict(_state_of(self.env)) == notes["now"]
-                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # Python 3.12's sum() differs
+                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # sums may round differently
             except Exception:  # an env may raise anything if actions do not fit its state
                 same = False
         if not same:
@@ -261,7 +261,7 @@ def _state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     generator = getattr(inner, "_np_random", None)
     state = {"np_random": None if generator is None else generator.bit_generator.state}
     if callable(getattr(inner, "get_state", None)) and callable(getattr(inner, "set_state", None)):
-        with suppress(Exception):  # the user's `get_state` may do something else
+        with suppress(Exception):  # the user's `get_state` may have another purpose, and raise anything
             state["own"] = inner.get_state()
     return state
 

@@ -1,7 +1,7 @@
-"""Tasks for a `vec.process.Scout` before the plan is made: build one env, run its checkup, or measure its speed.
+"""Tasks for a `vec.process.Scout` before a training is planned: build one env, run its checkup, or measure its speed.
 
-A task is pickled and sent to the scout's process. There it is called with the memory that the process shares with the
-trainer, and with a list that holds the `core_env` of the process, or is empty: the process keeps it between tasks.
+A task is pickled and sent to the scout's process. The process calls the task with the memory that process and trainer
+share, and with a list that is empty or contains one `core_env`. The process keeps this list between tasks.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Check:
 
     spec: EnvSpec
     build_s: float
-    stays: bool  # a training may continue the env that this process plays
+    stays: bool  # the training may use the env of this process, instead of building a new one
     limits: dict[str, Any] = field(default_factory=dict)
     folder: str = field(default_factory=os.getcwd)
     copies: bool = True  # whether the training uses several envs
@@ -92,7 +92,7 @@ class Check:
         env = wrapped_core(envs[0], self.spec)
         lent = LentEnv(env, self.build_s, self.stays, None if self.copies else lambda: (close_env(env), envs.pop()))
 
-        def new_env() -> Env:  # wrapped twice, as `envs[0]` was: each wrapping may reset the env to find masks
+        def new_env() -> Env:  # wrapped twice like `envs[0]`, for equal numbers of resets: wrapping may reset the env
             core = core_env(self.spec, self.folder)
             wrapped_core(core, dataclasses.replace(self.spec, needs_masks=False))
             return wrapped_core(core, self.spec)

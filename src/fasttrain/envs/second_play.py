@@ -125,7 +125,7 @@ def differing_part(one: Frame, other: Frame) -> str:
 class Pair(NamedTuple):
     """Two episodes from one seed. Their first `common` actions are the same, the next one differs.
 
-    `same_next`: the action after the different action is the same again, because it is legal in both episodes.
+    `same_next`: in the step after the different action both episodes take the same action, which is legal in both.
     """
 
     one: list[Frame]  # frames of the first episode; [0] is the reset
@@ -144,7 +144,7 @@ class Pair(NamedTuple):
         return all(one.reward == other.reward for one, other in zip(self.one, self.other, strict=False))
 
     def differs(self, part: str, delay: int) -> bool | None:
-        """Whether this part of the frame `delay` steps after the common actions differs; None if it is unknown."""
+        """Whether `part` of the frames differs, `delay` steps after the common actions; None if this is unknown."""
         at = self.common + delay
         if at >= min(len(self.one), len(self.other)) or (delay == 2 and not self.same_next):
             return None
@@ -158,7 +158,7 @@ class Branches:
     def __init__(self, play: Play, costs: ProbeResult, deadline: float) -> None:
         self.pairs: list[Pair] = []
         self.short_pairs: list[Pair] = []  # pairs that end two steps after the common actions, to compare masks
-        self.episodes: list[list[Frame]] = []  # of each compared pair the first; all that had one legal action
+        self.episodes: list[list[Frame]] = []  # the first episode of each pair, and episodes that got no second one
         self.wrong_mask = ""  # text about two equal states with different masks
         self.carries_over: Difference | None = None  # difference in a replayed episode, caused by earlier episodes
         self.in_time = True
@@ -202,7 +202,7 @@ class Branches:
             self._replay(SEED, [first])
 
     def _rewards_settled(self) -> bool:
-        """Whether the reward depends on the action, or more pairs would not show whether it does."""
+        """Whether no more pairs are needed: the reward depends on the action, or more pairs would show nothing new."""
         if len(self.pairs) >= MAX_PAIRS or any(not pair.rewards_identical for pair in self.pairs):
             return True
         rewards = {frame.reward for pair in self.pairs for frame in pair.one[1:]}
@@ -336,7 +336,7 @@ def independent_reward(pairs: Sequence[Pair]) -> str:
     counts = Counter(frame.reward for pair in pairs for frame in pair.one[1:])
     usual = counts.most_common(1)[0][0]
     finals = {pair.one[-1].reward for pair in pairs}
-    compared = list[list[Frame]]()  # frames of each first episode that a different action could have changed
+    compared = list[list[Frame]]()  # per pair: the frames of `one` that the different action could have changed
     for one, other, common, _ in pairs:
         shorter = len(other) < len(one)
         compared.append(one[common + 1 : len(other) if shorter else len(one) - (len(finals) == 1)])

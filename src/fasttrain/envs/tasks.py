@@ -118,7 +118,7 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def with_task(info: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """`info`, and in it the task's name under the key TASK. Raises EnvSpecError: the env uses this key itself."""
+    """A copy of `info` with the task's name under the key TASK. Raises EnvSpecError if the env itself uses this key."""
     if TASK in info:
         raise EnvSpecError(
             f"the last info of an episode has its own entry {TASK!r}, where curriculum.tasks writes the task's name; "

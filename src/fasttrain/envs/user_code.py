@@ -149,7 +149,7 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
 
 
 BASE = "stable_baselines3.common.base_class"
-LEARNS = ("learn", "_setup_learn")  # `PPO.learn(model)` also calls `_setup_learn`
+LEARNS = ("learn", "_setup_learn")  # `PPO.learn(model)` does not look up `model.learn`, but calls `model._setup_learn`
 TRAINS = 'trains a model: put the training under `if __name__ == "__main__":`'
 
 
@@ -166,7 +166,7 @@ class _TrainingForbidden(MetaPathFinder):
 
     A script that trains on import would train in every process, and overwrite its model. If the script catches the
     error, the end of the block raises it again. A worker does not import SB3 itself, but the user's module may do so
-    inside the block: the import hook `find_spec` waits for this import.
+    inside the block: then `find_spec`, an import hook, guards SB3's classes.
     """
 
     guarded: Any = None
@@ -203,7 +203,7 @@ class _TrainingForbidden(MetaPathFinder):
 
     def _guard(self, module: object) -> None:
         base = getattr(module, "BaseAlgorithm", None)
-        if base is None or base.__getattribute__ is not object.__getattribute__:  # already guarded by an outer import
+        if base is None or base.__getattribute__ is not object.__getattribute__:  # no such class, or guarded already
             return
 
         def refuse_to_learn(*_: object, **__: object) -> None:

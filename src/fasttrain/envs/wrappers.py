@@ -71,7 +71,7 @@ class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
 class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Turns a Dict action space of Discrete spaces into a MultiDiscrete one, in the order of the (sorted) keys.
 
-    A Dict inside a Dict is flattened. The env receives its own Dict, with each value counted from its space's `start`.
+    A Dict inside a Dict is flattened. The env receives a Dict, in which each value includes its space's `start`.
     An outer `ActionMasks` puts masks given by name into the same order; it reads the attribute `action_heads`.
     """
 
@@ -79,7 +79,7 @@ class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         heads = list(_heads(action_heads, ""))
         if not heads:
-            raise EnvSpecError(f"env {self.unwrapped}: the action space is a Dict without a head")
+            raise EnvSpecError(f"env {self.unwrapped}: the action space is a Dict without any Discrete space")
         self.action_heads = action_heads
         self.action_space = spaces.MultiDiscrete([int(head.n) for head in heads])
 
@@ -366,7 +366,7 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "the opponent's decision)"
             )
         if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-            raise EnvSpecError(f"env {env.unwrapped} does not support self-play: its actions are {env.action_space}")
+            raise EnvSpecError(f"env {env.unwrapped}: self-play needs discrete actions, the env has {env.action_space}")
         self._turn = turn or partial(env.get_wrapper_attr, TURN)
         self._last: object = None
 

@@ -158,7 +158,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
-            if self._limit is None:  # this second step resets the ended envs; EnvPool ignores the actions
+            if self._limit is None:  # EnvPool resets these envs in a second step, and ignores the actions
                 first, *_, info = self._pool.step(slots.actions[ended], ended)
             else:  # EnvPool does not know that these envs were truncated here
                 first, info = self._pool.reset(ended.astype(np.int32))

@@ -224,7 +224,7 @@ def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False)
 
 
 def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
-    """The space `kind` (observation_space or action_space) of `game`, which all seats have."""
+    """The space `kind` (observation_space or action_space) that all seats of `game` share."""
     first, *others = (getattr(game, kind)(seat) for seat in seats)
     if any(other != first for other in others):
         way_out = (
@@ -267,7 +267,7 @@ class Rows(VectorEnv[Any, Any, Any]):
     """Copies of a game in which every agent is a row: one policy learns for all of them by parameter sharing.
 
     A copy resets in the step in which its last agent finishes. `infos["rests"]` (N,) marks rows whose next action is
-    ignored: the agent has finished before the others, or it is an AEC env and not the agent's turn.
+    ignored: the agent has finished before the others, or another agent acts next (AEC env).
 
     Args:
         num_envs: rows, a multiple of the number of agents; or 1 for the checkup, where other agents act at random.
@@ -300,7 +300,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True}
-        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # num_envs=1: only the first is a row
+        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # for num_envs=1 only keys[0] is a row
         self._rows = {key: row for row, key in enumerate(keys)}
         self._seen: list[Any] = [None] * len(keys)
         self._masks: list[Any] = [None] * len(keys)

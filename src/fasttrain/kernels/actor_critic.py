@@ -45,7 +45,7 @@ from fasttrain.kernels.recurrent import (
 from fasttrain.kernels.simd import dot_rows
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-# Results of a step of N envs: choices (N, K), continuous actions (N, A), the unused kind (N, 0); values (N,);
+# Results of a step of N envs: choices (N, K) and continuous actions (N, A), the unused one is (N, 0); values (N,);
 # log-probabilities (N,). No NamedTuple, because numba takes 15 µs longer to read a NamedTuple from Python.
 Acted = tuple[Int64Array, Float32Array, Float32Array, Float32Array]
 
@@ -55,7 +55,7 @@ def act_rows(
     observations: Float32Array,  # (N, O)
     masks: BoolArray,  # (N, A)
     drawn: Float32Array,  # random numbers: (N, K) in [0, 1), or (N, A) standard normal for continuous actions
-    lists: Lists,  # out: the entries of the N rows
+    lists: Lists,  # out: non-zero inputs and legal actions of the N rows
     order: Int64Array,  # (N,) 0, 1, …
     flat: Float32Array,
     layout: Layout,

@@ -90,7 +90,7 @@ def gate_gradients(
     squashed: Float32Array,  # (H,)
     sums: Float32Array,  # (4H,) out
 ) -> None:
-    """The gradient of the gates' sums in one row, before tanh and sigmoid.
+    """The gradient of one row's gate sums, which are the inputs of tanh and sigmoid.
 
     Each loop uses few arrays. With more arrays LLVM cannot prove that arrays do not overlap, and does not vectorize.
     """

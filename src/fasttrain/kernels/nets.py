@@ -5,8 +5,8 @@ The first layer uses only non-zero inputs, and the softmax only legal actions: i
 in one matrix, so that a row's inputs are read once.
 
 An action has K sub-actions (Discrete: K = 1) with `dims` (K,) choices each. A row of Q-values (A,) has the choices of
-all sub-actions side by side, and padding. Legend: `flat` (P,) parameters, kernels add to `gradient` (P,), `activations`
-(BLOCK, S), `deltas` (BLOCK, S) are gradients of activations, `transposed` (P,) are hidden weights as (outputs, inputs).
+all sub-actions side by side, and padding. Legend: `flat` (P,): parameters; `gradient` (P,): kernels add to it;
+`activations` (BLOCK, S); `deltas` (BLOCK, S): their gradients; `transposed` (P,): hidden weights as (outputs, inputs).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LISTED = 128  # rows that a thread of `compress` takes at once: about 50 µs of 
 class Layout(NamedTuple):
     """Where the layers of the policy net (row 0) and the value net (row 1) are in the flat parameter vector (P,).
 
-    Weights are (inputs, outputs). Weights of a head are (outputs, inputs), because single outputs are computed. All
+    Weights are (inputs, outputs); in a head (outputs, inputs), because only outputs of legal actions are computed. All
     widths are padded. Both first layers are one matrix (inputs, `first_width`). A row of activations has all layers.
     """
 
@@ -124,7 +124,7 @@ def count_entries(observations: Float32Array, masks: BoolArray, lists: Lists) ->
 
 @njit_inner
 def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: Lists) -> None:  # (O,), (A,)
-    """Write the entries of row `row` into `lists`."""
+    """Write the non-zero inputs and the legal actions of row `row` into `lists`."""
     begin, end = lists.starts[row], lists.starts[row + 1]
     where_nonzero(observation, lists.columns[begin:end])
     for m in range(begin, end):
@@ -303,7 +303,7 @@ def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Arra
 
 @njit_inner
 def join(outputs: Float32Array, dims: Int64Array) -> None:
-    """Replace advantages a (A,), followed by the value v, by Q-values: v + a - mean(a) in each sub-action.
+    """Turn the advantages a (A,) in `outputs` into Q-values: v + a - mean(a) in each sub-action; `outputs[A]` is v.
 
     Wang et al. 2016, eq. 9; several sub-actions share the value (Tavakoli et al. 2018, eq. 1).
     """
@@ -334,8 +334,8 @@ def greedy_of(q_values: Float32Array, mask: BoolArray, begin: int, choices: int)
 
 
 @njit_inner
-def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen: Int64Array) -> None:  # …, (K,) out
-    """`greedy_of` for every sub-action."""
+def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen: Int64Array) -> None:
+    """Write `greedy_of` of every sub-action into `chosen` (K,)."""
     begin = 0
     for k in range(len(dims)):
         chosen[k] = greedy_of(q_values, mask, begin, dims[k])

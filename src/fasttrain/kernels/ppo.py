@@ -149,8 +149,8 @@ def draw_point(log_stds: Float32Array, normals: Float32Array, means: Float32Arra
 def rate_point(log_stds: Float32Array, point: Float32Array, probs: Float32Array) -> tuple[Any, Any]:
     """Log-probability of a continuous action (A,) and entropy of one row, from the Gaussian's means (A,) in probs[1].
 
-    Fills probs (4, A) so that the formula for gradients of logits in `policy_block` gives the gradients of the means:
-    rows 0 and 2 are zeros, row 3 is (action - mean) ÷ variance.
+    Fills rows 0 and 2 of probs (4, A) with zeros, and row 3 with (action - mean) ÷ variance. From these rows the
+    formula in `policy_block`, written for logits, computes the gradients of the means.
     """
     log_prob, entropy = np.float32(0), np.float32(0)
     for d in range(len(log_stds)):
@@ -228,7 +228,7 @@ def value_block(order: Int64Array, share: float, training: Training, part: int) 
     deltas = last_of_net(VALUE, layout, scratch.deltas[part])
     w, bias = head_of_net(VALUE, 1, flat, layout)
     out_w, out_bias = head_of_net(VALUE, 1, gradient, layout)
-    only = scratch.every  # begins with 0: the head's only output has index 0
+    only = scratch.every  # only[0] is 0: the index of the head's only output
     for r in range(len(order)):
         row = order[r]
         dot_rows(w, only, 0, 1, hidden[r], w.shape[1], out)

@@ -74,9 +74,9 @@ class QScratch(NamedTuple):
     constants: Constants
 
 
-# One row per parameter tensor. Its columns: FROM, the offset in the parameters (P,); the numbers of OUTPUTS and INPUTS
-# (a bias is (1, outputs)); in the padded layers (F,) of the forward pass, the offset AHEAD and the stride ACROSS from
-# an input to the next; in those of the backward pass, the offset BACK and the stride DOWN from an output to the next.
+# One row per parameter tensor. Columns: FROM, the offset in the parameters (P,); the numbers of OUTPUTS and INPUTS (a
+# bias is (1, outputs)). In the padded layers (F,) for the forward pass: the offset AHEAD, and the stride ACROSS from an
+# input to the next. In the layers (F,) for the backward pass: the offset BACK, the stride DOWN from output to output.
 Pieces = Int64Array
 FROM, OUTPUTS, INPUTS, AHEAD, ACROSS, BACK, DOWN = range(7)
 

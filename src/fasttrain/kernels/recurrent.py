@@ -29,8 +29,8 @@ from fasttrain.kernels.nets import (
 )
 from fasttrain.kernels.ppo import Training, policy_block, value_block
 
-# Rows of `Cells.places`. For each sequence: its first row in the minibatch, and its length. For each step: how many
-# sequences reach it, the rank of the next sequence that ends with it, and its first row in step order.
+# Rows of `Cells.places`. By sequence: FIRSTS, its first row in the minibatch; LENGTHS. By step: SIZES, the number of
+# sequences that reach it; NEXT, a counter to rank the sequences that end there; BEGINS, its first row in `order`.
 FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)
 
 
@@ -50,8 +50,8 @@ class Cells(NamedTuple):
     places: Int64Array  # (parts, 5, B + 2) FIRSTS … BEGINS of sequences and steps, from `lay_out`
     begun: Float32Array  # (parts, C, 2, B, H) hidden states and cells at the start of sequences
     gates: Float32Array  # (parts, C, B, 4H) gates, later the gradients of the gates' sums
-    # (parts, C, 5, B, H) hidden states before the steps; cells; tanh of cells; hidden states after the steps, and
-    # the gradients of the last
+    # (parts, C, 5, B, H) hidden states before the steps; cells; tanh of cells; hidden states after the steps;
+    # gradients of the hidden states after the steps
     outputs: Float32Array
     rows: Float32Array  # (parts, 3, B rounded up, H) for one step: hidden states, cells, tanh of cells; or gradients
     sums: Float32Array  # (parts, B rounded up, 4H) for one step: the gates' sums
@@ -121,7 +121,7 @@ def lay_out(
         places[SIZES, t] = 0
     for s in range(count):
         places[SIZES, places[LENGTHS, s] - 1] += 1
-    for t in range(longest - 2, -1, -1):  # add the sequences that are longer than t + 1
+    for t in range(longest - 2, -1, -1):  # sequences that end with step t, and those that go on
         places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):
@@ -139,7 +139,7 @@ def lay_out(
 
 @njit_inner
 def enter(block: int, columns: int, hidden: Float32Array, count: int, activations: Float32Array) -> None:
-    """Copy the hidden states (B, H) of `count` rows, the first is `block`, into the nets' inputs at column `columns`.
+    """Copy hidden states (B, H) of `count` rows, from row `block` on, into the nets' inputs, from column `columns` on.
 
     Padding rows are set to zero, because weight gradients use all rows. They may have NaN from an earlier block.
     """

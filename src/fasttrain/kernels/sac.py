@@ -273,7 +273,7 @@ def lay_critic(n: int, nets: Learners, critic: Net, scratch: SACScratch) -> None
 
 @njit_inner
 def pieces_of(stage: int, parts: int, critics: int) -> int:
-    """Number of pieces of work in a stage. Threads claim as many pieces in every stage; those beyond it are empty."""
+    """Number of pieces of work in a stage. In every stage threads claim `most` pieces, and skip those without work."""
     if stage in (VALUES, ACTOR):
         return parts
     return 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else critics
@@ -359,8 +359,8 @@ def train_update(
     """One update of all networks.
 
     The number of parts is that of `scratch`. The sums of the parts are added in order, so that the result does not
-    depend on the number of threads. Returns, if a step was skipped, the index of the first number that is not finite in
-    the gradient of the critics, or of the actor if only its step was skipped; else 0.
+    depend on the number of threads. Returns 0, or after a skipped step the index of the first number
+    in the gradient that is not finite: the critics' gradient, or the actor's if only the actor's step was skipped.
     """
     stage, looks, critics, settings = LAY, 0, len(update.learners.critics), update.settings
     parts = len(scratch.sums)

@@ -1,8 +1,8 @@
 """Vector operations that numba's loops cannot express: loops that keep several sums in registers.
 
 The loops are LLVM code for the width of this machine's registers. On short rows (64 floats) they reach the processor's
-peak (118 GFLOP/s on a core with AVX-512, float32). This is twice the speed of loops that LLVM vectorizes, which sum
-within a register, and at every call check for overlapping arrays and compute a remainder.
+peak (118 GFLOP/s on a core with AVX-512, float32). Loops that LLVM vectorizes have half of this speed: they sum
+the numbers within a register, and every call checks whether arrays overlap and computes a remainder.
 
 All arrays are float32 with unit stride along the row. Widths are multiples of `PAD`, a multiple of the registers'
 width, so that there is no remainder. Bounds are not checked. The processor is the target for which numba compiles:
@@ -292,7 +292,7 @@ def dot_rows(typing: Context, w: Kind, rows: Kind, begin: Kind, end: Kind, h: Ki
 
 @intrinsic
 def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to: Kind, across: Kind) -> Code:
-    """out[to + c × across + r] = a[at + r × down + c] for r and c below `LANES`; a and out are vectors.
+    """out[to + c × across + r] = a[at + r × down + c] for r and c below `LANES`; a and out are flat arrays.
 
     A matrix of 256 × 256 takes 14 µs; with moves of single numbers it takes 100 µs.
     """

@@ -145,12 +145,12 @@ class GameBatch(ABC):
             self._step(listed, self._thread_choices[True])
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """See `ResumableGame`."""
+        """The state of all games, as arrays that a checkpoint saves; see `ResumableGame`."""
         games = {"games": self.records, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
         return games | {"final_observations": self.final_observations}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """See `ResumableGame`. The values are checked, because kernels use them as indices without a check."""
+        """Load the state of all games. The values are checked, because kernels use them as indices without a check."""
         games = arrays.get("games")
         if games is not None and games.dtype != self.records.dtype and games.dtype.names is not None:
             games = self._with_new_fields(games)

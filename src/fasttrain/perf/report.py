@@ -31,7 +31,7 @@ class EnvTimes(NamedTuple):
     games: tuple[tuple[str, int], ...] = ()  # (name of a part of a game's time, ns), means over games
     episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
-    lags: tuple[int, int, int, int] = (0, 0, 0, 0)  # sum of lags, largest lag, transitions, dropped ones
+    lags: tuple[int, int, int, int] = (0, 0, 0, 0)  # lags in updates: sum, largest; transitions, dropped transitions
 
     def since(self, before: EnvTimes) -> EnvTimes:
         """The times and counts since an earlier reading."""
@@ -55,7 +55,7 @@ class PerfWindow:
 
     @property
     def worker_parts_ns(self) -> dict[str, int]:
-        """Parts of env_step if there are workers: slowest worker and transport; if envs step in groups, the waiting."""
+        """Parts of env_step with workers: slowest worker and transport; or only the waiting if envs step in groups."""
         envs, env_step = self.envs, self.phases_ns.get("env_step", 0)
         if not envs.num_workers:
             return {}
@@ -180,7 +180,7 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
 
 
 def lag_dict(window: PerfWindow) -> dict[str, Any]:
-    """How many updates lay between acting and learning since the run began; empty unless schedule=continuous."""
+    """The lags since the run began: updates between acting and learning; empty unless schedule=continuous."""
     total, largest, count, dropped = window.envs.lags
     return {"mean": round(total / count, 3), "largest": largest, "dropped": dropped} if count else {}
 

@@ -21,7 +21,7 @@ from fasttrain.perf.report import EnvTimes, PerfWindow, perf_line, phases_dict
 
 MOST_WINDOWS = 240  # if there are more, neighbours are merged and the interval doubles: 256 s after ten hours
 FIRST_INTERVAL_S = 1.0
-COST_SHARE = 0.002  # largest share of the time for marks: reading the counters of 64 worker processes takes 3 ms
+COST_SHARE = 0.002  # marks may take this share of the run's time: reading the counters of 64 workers takes 3 ms
 SHORTEST_CPU_NS = 50_000_000  # shorter windows have no CPU share, because the clock of CPU time ticks every 10 ms
 
 
@@ -116,7 +116,7 @@ class WindowLog:
 
 
 class PerfMeter:
-    """Reads the clock and the machine's counters. `lines` has all [PERF] lines; `more()` is the end of each."""
+    """Reads the clock and the machine's counters. `lines` has all [PERF] lines; each ends with the text of `more()`."""
 
     def __init__(
         self, clock: PhaseClock, env_times: Callable[[], EnvTimes], more: Callable[[], str] = lambda: ""

@@ -36,13 +36,13 @@ LIGHT = {
 }  # fmt: skip
 INK, MUTED, FAINT, PAPER = (LIGHT[name] for name in ("ink", "muted", "faint", "paper"))
 GREY = 7  # index of the colour of "others"; the colours after it are only for phases
-WIDTH, HEIGHT = 6.0, 3.1  # inches; 6 inches (432 pt) are about one of two columns on a screen
+WIDTH, HEIGHT = 6.0, 3.1  # inches; a page has two columns, and 6 inches (432 pt) are about the width of a column
 BAND = 0.18  # opacity of bands
 MARKERS = "osD^vPX"
 LEGEND_CHARACTER = 0.078  # largest width of a character in a legend, in inches
-TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # below … s: unit, its seconds
-# Where a point's name may be, in units of GAP to the right and up. If several are equally good, the first is used.
+TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # (limit in s, unit, s per unit)
 GAP = 7  # unit of the PLACES below, in points
+# Where a point's name may stand: units of GAP to the right, and up. Of equally good places the first is used.
 PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
 
 
@@ -262,7 +262,7 @@ class Heat(_Chart):
         return figure
 
 
-Chart = XY | Rows | Split | Heat  # `draw` makes a figure without title; the page and the PNG add the title
+Chart = XY | Rows | Split | Heat  # each has `draw`, which makes a figure without title; page and PNG add it
 
 
 # --- drawing that all kinds of charts share

@@ -1,4 +1,4 @@
-"""The report of `fasttrain compare`: whether a candidate is faster, and learns as well as the first one."""
+"""The report of `fasttrain compare`: whether candidates are faster than the first one, and learn as well as it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Comparison:
         self.done = [cell for cell in self.cells if cell.get("status") == "done"]
 
     def metric(self, name: str) -> Metric:
-        """The `Metric` of the figure `name`. `tail` is written in percent if it is a win rate."""
+        """The `Metric` of the number `name`. `tail` (mean of the last fifth) is in percent if it is a win rate."""
         metric = metric_of(name)
         return metric._replace(form=percent) if name == "tail" and self.is_rate else metric
 
@@ -202,7 +202,7 @@ def _curve_chart(study: Comparison, runs: Runs, what: Learned, over: Over) -> Ch
 
 
 def _figure_table(study: Comparison) -> Table:
-    """A row for each figure, a column for each candidate."""
+    """A row for each number of `FIGURES`, a column for each candidate."""
     rows: list[list[Cell | str]] = []
     for name in FIGURES:
         values = [Estimate.of(row.get(name)) for row in study.rows]

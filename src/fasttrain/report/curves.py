@@ -21,7 +21,7 @@ from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 MOST_BINS = 100  # maximum of points in a curve: a chart 420 pt wide can show no more
 EPISODES_PER_BIN = 20
 POINTS = 80  # points of a mean curve over seeds
-SEED_BINS = 40  # points of a seed's curve; fewer than in a run's report, because the band shows the noise
+SEED_BINS = 40  # points of a seed's curve; more would only show noise, which the band over seeds shows already
 QUANTILES = (0.1, 0.9)
 MOST_REASONS, MOST_TERMS = 6, 6
 MOST_WINDOWS = 120  # perf.json may have twice as many, but a chart can show no more
@@ -137,7 +137,7 @@ SCORE = Learned("score_difference", Metric("score difference"), SCORE_KEYS, "sco
 
 
 def along(episodes: Episodes, over: Over, columns: Sequence[str]) -> tuple[Floats, Floats] | None:
-    """x, and as y the first of `columns` that has numbers; without episodes in which x or y is missing."""
+    """x and y, where y is the first of `columns` that has numbers. Episodes in which x or y is missing are left out."""
     at, values = episodes.column((over.column,)), episodes.column(columns)
     if at is None or values is None:
         return None
@@ -184,7 +184,7 @@ def _terms_chart(episodes: Episodes, terms: Mapping[str, Any]) -> Chart:
 
 
 def tasks_chart(episodes: Episodes, tasks: Sequence[str]) -> Chart:
-    """Win rates, or returns where nobody wins, of the episodes of each task of a curriculum."""
+    """For each task of a curriculum: the win rate of its episodes, or their return if the env reports no wins."""
     what, lines = WINS if episodes.column(WINS.columns) is not None else RETURN, list[Series]()
     for place, name in enumerate(tasks[:MOST_TERMS]):
         own = np.array([task == name for task in episodes.tasks], np.bool_)
@@ -241,7 +241,7 @@ def ending_charts(episodes: Episodes, quality: Mapping[str, Any]) -> list[Chart]
 
 
 def endings(by_name: Mapping[str, Mapping[str, Any]], order: Sequence[str] = ()) -> Chart:
-    """Shares of end reasons for each key of `by_name`: `MOST_REASONS` of them, the last may be all other reasons."""
+    """Shares of at most `MOST_REASONS` end reasons for each key of `by_name`; the last may be "others"."""
     known = {n: {r: as_number(share) or 0.0 for r, share in found.items()} for n, found in by_name.items() if found}
     totals = Counter[str]()
     for found in known.values():
@@ -327,7 +327,7 @@ def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def shares_of(used: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Phase → its share of the main thread's time in each window. `rest`: all small phases, if visible."""
+    """Phase → its share of the main thread's time in each window. `rest`: small phases and "other", if above 0.2 %."""
     total = np.maximum(np.sum(list(used.values()), axis=0), 1e-12)
     whole = float(total.sum())
     parts = {name: each / total for name, each in used.items() if name != "other" and each.sum() >= TINY_SHARE * whole}

@@ -64,7 +64,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def run(cls, text: str, run: Path, folder: Path) -> Cell:
-        """A cell with a link from the page in `folder` to a run's page or folder, if the run lies below `folder`."""
+        """A cell of a page in `folder`. If `run` lies below `folder`, the cell links to the run's page or folder."""
         try:
             target = run.resolve().relative_to(folder.resolve()) / (FILE if (run / FILE).is_file() else "")
             return cls(text, link="./" + quote(target.as_posix()) if run.is_dir() else "")
@@ -283,7 +283,7 @@ def to_svg(figure: Figure, prefix: str) -> str:
 
 
 def _tag(tag: str, prefix: str) -> str:
-    """Rewrite one tag of the SVG for the page. Text between tags has no `<` or `>`, only escapes."""
+    """Rewrite one tag of the SVG for the page. Each `<…>` is a tag, because text has `<` and `>` only as escapes."""
     if tag.startswith("<!--"):
         return ""
     if tag.startswith("<svg"):

@@ -97,7 +97,7 @@ def _overrides(summary: Mapping[str, Any]) -> list[str]:
 
 def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     env, seed = as_mapping(config.get("env")), summary.get("seed", config.get("seed"))
-    # The profile on the command line, else the profile in the sources of the flags.
+    # The profile on the command line, or else the one that a flag names as the source of its value (`profile NAME`).
     profiles = [text.partition("=")[2] for text in _overrides(summary) if key_of(text) == "profile"]
     sources = [str(row.get("source", "")) for row in flags]
     profiles += [source.removeprefix("profile ") for source in sources if source.startswith("profile ")]

@@ -21,7 +21,7 @@ from fasttrain.spec.removed import flat
 from fasttrain.terminal import one_line
 
 RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # limits for reading each episodes.csv, because there may be a hundred runs
-# Settings that influence neither learning nor speed; groups may differ in them.
+# Settings that influence neither learning nor speed; runs of one group may differ in them.
 IGNORED = (*NOT_COMPARED, "seed", "live", "report", "loggers", "callbacks", "checkup", "video", "checkpoint")
 MOST_IN_NAME = 3  # maximum of settings in a group's name; if more differ, only the table shows them
 FIGURES = ("win_rate", "mean_reward", "steps_per_s")

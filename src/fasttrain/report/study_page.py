@@ -22,7 +22,7 @@ from fasttrain.terminal import one_line
 SWEEP, STUDY = "sweep.json", "study.json"
 INTERVALS = "lines: 95 % intervals"
 MOST_BARS, MOST_ROWS = 40, 24
-POPULATION = "population"  # as the command of a study
+POPULATION = "population"  # `command` in the study.json of a population
 DRAWN = (  # figures with a chart, the most important first
     "within", "added", "mean_reward", "win_rate", "reward_per_hour", "time_to_threshold_s", "steps_per_s",
     "update_ratio", "memory_bytes", "quality",

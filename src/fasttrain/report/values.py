@@ -36,7 +36,7 @@ def as_list(value: object) -> list[Any]:
 
 
 class Estimate(NamedTuple):
-    """A value with its interval. None for what the run's file lacks."""
+    """A value with its interval. A number that the run's file lacks is None."""
 
     value: float | None
     low: float | None = None

@@ -32,7 +32,7 @@ from fasttrain.terminal import one_line, rate_text
 
 USUAL = ("outputs", "multirun", "studies")
 EVERY_S = 1.0
-RECENT_S = 2.0  # seconds in which a folder may change again without a new time stamp
+RECENT_S = 2.0  # seconds; a folder that changed so recently is read again: its time stamp may miss the next change
 SILENT_S = 120.0  # if the lock cannot be read, a run whose status is older than this counts as ended
 MOST_BYTES = 16 << 20  # larger files are not read
 DEAD = "dead"
@@ -163,7 +163,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
-    """The process that works on a run; empty if none. Read from the lock on this machine, else from status.json."""
+    """Id of a run's process, or empty. From the lock (if the run has one on this machine), else from status.json."""
     if status.get("host") in (None, platform.node()) and (folder / LOCK).exists():
         return holder(folder)
     lives = status.get("phase") not in (None, *ENDS) and now - (as_number(status.get("time")) or 0.0) < SILENT_S
@@ -175,7 +175,7 @@ def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any]
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
     newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # True after a resume
-    if process:  # status.json may be from an earlier process
+    if process:  # if status.json is still an earlier process's, the run is starting
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):
         state = phase if phase in ENDS else DEAD

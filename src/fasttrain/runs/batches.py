@@ -32,7 +32,7 @@ from fasttrain.vec.vector import GymVecEnv, registered
 def check_native_options(config: Config) -> None:
     """Raises ConfigError for an option that a batch of envs does not support. The message says what to do."""
     env = config.env
-    # `policies` has added a wrapper, if the info says who decides.
+    # `told`: info["policy"] names the policy that acts, and `policies` has added a wrapper that reads this entry.
     entries = [one for one in env.wrappers if isinstance(one, dict)]
     told = any((one.get("wrapper"), one.get("key")) == (WRAPPER, "policy") for one in entries)
     asked: dict[str, Any] = {
@@ -61,9 +61,9 @@ def check_native_options(config: Config) -> None:
 
 
 def has_vector_form(config: Config) -> bool:
-    """Whether a registered VectorEnv can replace the env's `num_envs` single envs. It draws other random numbers. False
-    if an option needs single envs, or with a stock class, which cannot handle steps that only reset an env.
-    """
+    """Whether a registered VectorEnv can replace the env's `num_envs` single envs. False if an option needs single
+    envs, if the tier does not allow the other random numbers of a VectorEnv, or with engine=stock, whose classes cannot
+    handle steps that only reset an env."""
     env = config.env
     asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
     exact = config.engine == "stock" or config.tier not in ("balance", "speed")

@@ -50,7 +50,7 @@ CLEAR = 1.5  # a candidate that is slower than the fastest one by this factor is
 STEADY = 1.15  # if a candidate's two shortest times differ by less than this factor, nothing disturbed them
 STEPS = 8  # vector steps in one measurement of an off-policy algorithm
 MUST_GAIN = 1.1  # several threads must be faster than one by this factor, because they occupy more cores
-MOST_ROWS = 128  # rows of a minibatch where only threads are compared; larger minibatches give the same result
+MOST_ROWS = 128  # most rows of an on-policy minibatch in comparing threads; more rows give the same choice
 UPDATE_S, FLOPS = 7e-4, 4e10  # torch's overhead of one update in seconds; floating point operations per second
 
 KERNELS = "kernels"
@@ -63,20 +63,20 @@ Costs = Mapping[str, float]  # name of a candidate → milliseconds of acting an
 def calibrate(
     plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
-    """If `fused_update=auto`, measure kernels and torch with each number of threads. Returns the plan with the best.
+    """If `fused_update=auto`, measure kernels and torch with each thread count. Returns the plan with the fastest way.
 
     With `deterministic=true` the plan's rule decides, because a second measurement may give another result. A resumed
     run keeps its stored choice for the same reason.
 
     Args:
-        density: kernels are faster with many zeros and illegal actions, which they skip.
+        density: shares of non-zero numbers in observations and of legal actions. Kernels skip all other entries.
         begun: True if the run began on torch and its kernels have just been compiled.
     """
     if not isinstance(model, Fast) or not _is_open(plan, model):
         return plan
     ways = ways_of(plan, model)
     calls = learner_calls(ways[KERNELS].config)
-    waits = begun or switch_step(plan) == 0  # False: the kernels are compiled while the run trains
+    waits = begun or switch_step(plan) == 0  # True: training goes on only when the kernels are compiled
     if not (waits or all(call.is_kept for call in calls)):
         return plan
     name = _name(plan, model, ways, density)
@@ -99,7 +99,7 @@ def calibrate(
 
 
 def calibrate_at_switch(plan: RunSpec, model: Fast, console: Console, density: Density) -> tuple[RunSpec, str]:
-    """The plan after kernels were compiled during training, and why torch is kept (empty if it is not)."""
+    """The plan after kernels were compiled during training, and why torch is kept (empty: kernels are used)."""
     plan = calibrate(plan, model, console, density, begun=True)
     if plan.config.fused_update == "on":
         return plan, ""
@@ -147,7 +147,7 @@ def _is_open(plan: RunSpec, model: Fast) -> bool:
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
         asked["fused_update"] == "auto"
-        and not switch_step(plan)  # a stored step of the switch leaves no choice
+        and not switch_step(plan)  # a rerun changes to kernels at the same step as its run
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"

@@ -52,9 +52,9 @@ class RunCallback(BaseCallback):
         self._unsupported = ""  # the last printed reason why PyTorch computes in place of kernels
 
     def _on_training_start(self) -> None:
-        # fasttrain's algorithms count their updates, because a hook on the optimizer would disable the fused kernels.
+        # fasttrain's algorithms count updates themselves: a hook on the optimizer would disable the fused kernels.
         self._ours = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # a `Fast` checks its losses
+        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)
@@ -122,7 +122,7 @@ class RunCallback(BaseCallback):
         before = run.plan
         with run.clock.phase("other"):
             switch.at_rest(run.progress)
-        if switch.done and switch.beside_s is not None and switch.at is not None:  # plan.json lacks the step
+        if switch.done and switch.beside_s is not None and switch.at is not None:  # not yet in plan.json
             run.plan = run.plan._replace(engine_switch_at=switch.at)
         if run.plan is not before:
             with run.saving.of("plan.json"):
@@ -200,7 +200,7 @@ class RunCallback(BaseCallback):
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
         curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
-        if "perf" in infos[0]:  # with lean_info most infos lack it, and the workers measure this time
+        if "perf" in infos[0]:  # with lean_info most infos lack "perf": the workers add up its times
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in ended:
             episode = record_of(infos[index])
@@ -226,7 +226,7 @@ class RunCallback(BaseCallback):
         for hook in self._hooks:
             hook.remove()
         self._take_updates()
-        if self.course.at_rest:  # total_timesteps ended the training, not a stopping rule
+        if self.course.at_rest:  # the training ended between two rollouts, by total_timesteps and not by `stopped`
             self.course.stopped = None
         with self.run.clock.phase("log"):
             if self.run.progress.updates > self.course.logged_updates:  # log the updates after the last row
@@ -287,7 +287,7 @@ def sequences_line(model: Any) -> str:
     if not isinstance(storage, RecurrentStorage) or not storage.full:
         return ""
     count, stock, groups = storage.padding(model.batch_size)
-    layout = getattr(getattr(model.engine, "view", None), "layout", "")  # kernels: no view and no padding
+    layout = getattr(getattr(model.engine, "view", None), "layout", "")  # "": kernels; they have no view, no padding
     ours = {"padded": stock, "grouped": groups}.get(layout, 0.0)
     return f"sequences: {count:.1f} a minibatch; {100 * ours:.0f} % padding, in stock's layout {100 * stock:.0f} %"
 

@@ -49,7 +49,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     backend = backend_of(config.env)
     if backend is not None and not backend.lends:
         one = "check plays one Gymnasium env, or one game with an engine"
-        raise ConfigError(f"{one}: env.backend={backend.name} has neither; remove it")
+        raise ConfigError(f"{one}: env.backend={backend.name} builds a batch of envs; remove env.backend")
     console, look = make_console(), _check_env if backend is None else _check_game
     option, result = look(with_fixed_opponent(config), "algo" in sources, folder, console)
     say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
@@ -189,7 +189,7 @@ def _duration(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
 
 
-CLOSE = 2.0  # a trial is run only if the two estimates differ by less than this factor
+CLOSE = 2.0  # a trial is run only if the estimates for one process and for workers differ by less than this factor
 TURNS, TURN_S = 3, 0.1
 PAYS_FROM_S = 20.0  # if all steps take less time, there is no trial, because a trial takes two or three seconds
 

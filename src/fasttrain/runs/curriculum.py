@@ -58,8 +58,8 @@ class TaskSampler:
     or never won teach nothing (Tzannetos et al. 2023, https://arxiv.org/abs/2304.12877).
 
     Args:
-        in_advance: number of unfinished episodes whose tasks are drawn. When a stage begins, these tasks are of the
-            previous stage, so the means of the new stage leave these episodes out.
+        in_advance: number of running and future episodes that already have a task. When a stage begins, their tasks
+            are of the previous stage, so the means of the new stage leave these episodes out.
     """
 
     def __init__(self, config: CurriculumConfig, seed: int, in_advance: int = 0) -> None:
@@ -105,7 +105,9 @@ class TaskSampler:
         for number in range(len(self._stages) - 1, self._stage, -1):
             stage = self._stages[number]
             if stage.metric is None:
-                reached = env_steps >= stage.begins  # even if an earlier stage did not reach its mean
+                reached = (
+                    env_steps >= stage.begins
+                )  # even if an earlier stage, which waits for a mean result, has not begun
             else:
                 next_one, mean = number == self._stage + 1, self._mean(stage.metric)
                 reached = next_one and mean is not None and mean >= stage.begins

@@ -30,7 +30,7 @@ from fasttrain.spec.infos import truth
 from fasttrain.vec.base import copy_observations, resets_and_rests
 
 MOST_BYTES = 64 << 30
-UNKNOWN = 0.05  # a truncated episode's return is used if the rewards it lacks have at most this discount
+UNKNOWN = 0.05  # a return without the rewards after a truncation is used if their discount is at most this
 
 
 class Demonstrations(NamedTuple):

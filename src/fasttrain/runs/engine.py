@@ -74,7 +74,7 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # the plan of a resumed run has ADAM already
+    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed run's reason has this text already
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
@@ -99,7 +99,7 @@ def learner_calls(config: Config) -> list[KernelCall]:
 
 
 def replay_calls(config: Config) -> list[KernelCall]:
-    """The kernels that draw from a replay buffer. Both engines need them, so training waits until they are compiled."""
+    """The kernels that draw from a replay buffer. PyTorch needs them too, so training waits until they are compiled."""
     if not config.algo.spec.off_policy or config.engine == "stock":
         return []
     by_priority = prioritized.kernel_calls() if getattr(config.algo, "prioritized", False) else []
@@ -300,7 +300,9 @@ def set_threads(threads: int | str) -> None:
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-DISABLED = "__dynamo_disable"  # attribute of a method: its version that torch excludes from compilation
+DISABLED = (
+    "__dynamo_disable"  # attribute of a method: the function that torch calls instead, to leave the method uncompiled
+)
 STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 
@@ -308,7 +310,7 @@ def leave_compiler_out() -> None:
     """Keep optimizers from importing `torch._dynamo`, which has 800 modules and takes 1.2 s at each start.
 
     The methods in `WRAPPED` import `torch._dynamo` only to exclude themselves from compilation, so they are marked as
-    excluded here. `step` is replaced. If a later torch imports the module elsewhere, only time is lost.
+    excluded here. `_without_compiler` replaces `step`. A later torch may import the module elsewhere, which costs time.
     """
     if "torch._dynamo" in sys.modules:
         return

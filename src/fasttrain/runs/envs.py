@@ -50,7 +50,7 @@ MOST_STATISTICS_BYTES = 1 << 30  # statistics hold three float64 for each number
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` with frame stacking and normalization. `statistics`: of a training (env or file); they do not change."""
+    """`env` with frame stacking and normalization. `statistics`: from a training's env or file, used unchanged."""
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -177,8 +177,8 @@ def env_facts(
         images = policy.startswith("Cnn")
         measured = measure()
         if measured is None and native and survey is not None and config.fused_update == "auto":
-            measured = asked.costs()  # kernels skip zeros, so their speed depends on the observations
-        if not times and (measured is None or config.vec_env != "shared"):  # only shared needs cpu_share
+            measured = asked.costs()  # costs() also measures the share of zeros in observations, which kernels skip
+        if not times and (measured is None or config.vec_env != "shared"):  # only auto and shared need the costs
             density = measured.density if measured else (1.0, 1.0)
             return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
         costs = measured or asked.costs()
@@ -299,10 +299,10 @@ def game_calls(config: Config) -> list[KernelCall]:
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """The times of the envs, for [PERF]. `opponents_ns`: from info["perf"]; `counted`: envs count opponents' time."""
+    """The times of the envs, for [PERF]. `opponents_ns`: sum from infos. `counted`: envs have `opponents_ns`."""
     self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule == "lockstep"
     stepping = env.unwrapped if self_play is None else self_play.inner
-    if self_play is not None:  # opponents act in the trainer; its measured time includes the envs' opponents
+    if self_play is not None:  # opponents act in this process, and `self_play` measures their turns
         opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")

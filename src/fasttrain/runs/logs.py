@@ -90,7 +90,7 @@ class EpisodeLog:
         """Cut the file back to `position` and append. False if the file is missing or shorter; its rows are kept."""
         keys, size = position["keys"], int(position["bytes"])
         if size < 0:
-            raise ValueError(f"episodes.csv of {size} bytes")
+            raise ValueError(f"episodes.csv cannot have {size} bytes")
         self._keys = None if keys is None or not size else [str(key) for key in keys]
         there = self.path.stat().st_size if self.path.is_file() else 0
         if there < size:

@@ -98,7 +98,7 @@ class Figures:
                 yield self._family(*figure)
 
     def _family(self, kind: str, name: str, text: str, value: Any, label: str = "") -> object:
-        """A metric. `value`: with a `label` a mapping; for a histogram (upper bound → count, total count, sum)."""
+        """A metric. `value`: with a `label` a mapping; of a histogram ({upper bound: count}, total count, sum)."""
         name = f"fasttrain_{name}"
         if kind == "histogram":
             up_to, count, sum_s = value

@@ -65,11 +65,13 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         "verbose": 0,
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan warns
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says this
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
-                model.time_with(clock)  # in a run, `settle_kernels` refuses such a class later
+                model.time_with(
+                    clock
+                )  # algo.entry_point is derived from `Fast`; in a run `settle_kernels` refuses it later
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
@@ -174,7 +176,7 @@ def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any
     if spec.off_policy:
         found |= {"learning_starts": config.warmup_steps, "gradient_steps": config.updates_per_step}
         found["train_freq"] = train_frequency(algo.train_freq)
-        if algo.her != "off":  # fasttrain's own classes replace SB3's buffer
+        if algo.her != "off":  # fasttrain's classes replace HerReplayBuffer by HindsightStorage
             found["replay_buffer_class"] = HerReplayBuffer if spec.fast else HindsightStorage
             found["replay_buffer_kwargs"] = {"n_sampled_goal": algo.her_goals, "goal_selection_strategy": algo.her}
     return found

@@ -62,7 +62,7 @@ class Course:
 
     @property
     def continues(self) -> bool:
-        """Whether the training ends at `stop.at_steps`, so that it is stored for a resume."""
+        """Whether the run is to be resumed later, because `stop.at_steps` ends the training."""
         return self.stopped is not None and self.stopped.by == STEPS
 
 

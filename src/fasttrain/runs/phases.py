@@ -38,7 +38,7 @@ class Phases:
         for name, column in columns.items():
             if not 0 <= column < width:
                 raise ConfigError(f"env.phases.{name}={column}: the observation has columns 0 to {width - 1}")
-        self._newest = space.shape[0] - width  # first column of the newest frame, which is the last
+        self._newest = space.shape[0] - width  # first column of the newest frame; older frames stand before it
         self._figures: dict[str, dict[str, float | int | None]] = {}
 
     def take_rollout(self) -> None:

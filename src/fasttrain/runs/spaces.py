@@ -50,11 +50,11 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
     scaled = _is_scaled(config.algo)
     if policy == "CnnPolicy" and not own and not is_image_space(observation, normalized_image=scaled):
         raise ConfigError(
-            f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255; of other numbers, channels first, with "
-            f"algo.policy_kwargs.normalize_images=false), {what} observes {_line(observation)}; use auto"
+            f"algo.policy={config.algo.policy} needs images: uint8 from 0 to 255, or other numbers, channels first, "
+            f"with algo.policy_kwargs.normalize_images=false; {what} observes {_line(observation)}; use auto"
         )
     for image in [part for part in parts.values() if is_image_space(part, normalized_image=scaled)]:
-        sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # uint8: channels first or last
+        sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # uint8 may have channels last
         if min(sides) < SMALLEST_IMAGE and policy != "MlpPolicy" and not own:
             flat = "" if isinstance(observation, spaces.Dict) else "use algo.policy=MlpPolicy, which flattens it, or "
             way_out = f"{flat}add gymnasium.wrappers:FlattenObservation to env.wrappers"
@@ -151,7 +151,7 @@ def _key_refused(key: object, own: bool) -> str:
 
 
 def _is_scaled(algo: AlgoConfig) -> bool:
-    """Whether `normalize_images=false` is set. Then images are scaled, and any Box of three axes is an image."""
+    """Whether `normalize_images=false` is set: images are scaled already, and any Box of three axes is an image."""
     return not algo.policy_kwargs.get("normalize_images", True)
 
 

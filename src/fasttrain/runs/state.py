@@ -225,7 +225,7 @@ def check_identity(stored: object, config: Config, changed: Container[str] = ())
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
     if stored.get("env") in places and known.get(key) in map(digest_of, places):
-        own["env"], settings[key] = stored["env"], known[key]  # stored when the env's module had another path
+        own["env"], settings[key] = stored["env"], known[key]  # the env's module may have moved since the checkpoint
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")

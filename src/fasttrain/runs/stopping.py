@@ -5,10 +5,11 @@ The plateau rule compares the mean returns of blocks of at least 100 episodes. I
 1. The best block of the last `stop.patience` × total_timesteps steps is not better than the best earlier one by more
    than twice the standard error of their difference.
 2. The line through the late blocks is flat: its slope plus twice its standard error lies below half of the mean slope
-   of the training until then. Without rule 2, noise hides a slow steady rise. Of simulated linear rises over the
-   whole training (1,000 to 30,000 episodes, noise of 0.25 to 1 times the total gain) rule 1 alone stopped 61 % at the
-   default patience, and both rules 0.3 %. With noise of 1 to 2 times the gain over 6,000 to 20,000 episodes rule 1
-   alone stopped 100 %, both 7 % (tests/runs/test_stopping.py). Without a rise until then the slope must be at most 0.
+   of the training until then. If the training has not risen until then, the line's slope must be at most 0. Without
+   rule 2, noise hides a slow steady rise. In simulations of steady rises (1,000 to 30,000 episodes, noise of 0.25 to 1
+   times the total gain, default patience) rule 1 alone stopped 61 % of the trainings, and both rules together 0.3 %.
+   With 6,000 to 20,000 episodes and noise of 1 to 2 times the gain, rule 1 alone stopped all trainings, and both rules
+   together 7 % (tests/runs/test_stopping.py).
 
 Nothing is decided in the first `stop.patience` × total_timesteps steps. If a training has no reward for a while at its
 start, the patience must be longer than that.
@@ -106,7 +107,7 @@ def _is_flat(blocks: list[Block], mean_slope: float) -> bool:
     return line.slope + ERRORS * line.error(variance) < mean_slope / 2 if mean_slope else line.slope <= 0
 
 
-STEPS: StoppedBy = "steps"  # of stop.at_steps, after which the run can continue as after a signal
+STEPS: StoppedBy = "steps"  # stop.at_steps ended the training; the run can be resumed as after a signal
 
 
 class Stopping:
@@ -165,7 +166,7 @@ FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGU
 
 
 def _is_free(number: int) -> bool:
-    """Whether neither Python nor (checked on Linux) C code such as `faulthandler.register` handles the signal."""
+    """Whether no Python code handles the signal and, checked on Linux, no C code does (`faulthandler.register`)."""
     caught = 0
     with suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")

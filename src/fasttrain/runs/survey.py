@@ -41,7 +41,7 @@ class BrokenEnvError(EnvSpecError):
 
 
 class Survey:
-    """One env in a process of its own. `here`: the env is in this process, where compiled games load faster."""
+    """One env, in a process of its own; with `here` in this process, where compiled games load faster."""
 
     def __init__(self, spec: EnvSpec, timeout_s: float, console: Console, here: bool = False) -> None:
         self.spec, self.console = spec, console
@@ -50,7 +50,7 @@ class Survey:
         self._scout: Scout | None = None
         self._built: BuildResult | None = None
         self._played = False
-        self._not_fresh = ""  # why a training must not continue the played env; empty if it may
+        self._not_fresh = ""  # why the played env, seeded again, differs from a new env; empty if it does not
         self.shares = ""  # where copies of the env influence each other: in one "process" or "machine"; else empty
 
     def __enter__(self) -> Survey:

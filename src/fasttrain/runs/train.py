@@ -85,7 +85,7 @@ def open_run(
         config = with_absolute_paths(config)
         check_init_from(config)
     with lock_folder(folder), survey_of(with_fixed_opponent(config), console) as survey:
-        compile_s = engine.compile_shown(game_calls(config), console)  # here, because the checkup plays the game
+        compile_s = engine.compile_shown(game_calls(config), console)  # before the checkup, which plays the game
         looks = [partial(run_checkup, config, folder, console, survey)] * 2 if config.checkup != "off" else []
         facts = env_facts(with_fixed_opponent(config), survey, *looks)
         plan = resolve(config, sources, facts, this_machine())
@@ -215,11 +215,11 @@ def build(
 def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_callbacks: bool) -> BaseAlgorithm:
     """Build the algorithm. If the user has callbacks, each step gets new arrays, because a callback may keep them."""
     model = build_algorithm(config, env, clock)
-    if (replay := callbacks.replay_dict(model)) is not None:  # the buffer takes this memory step by step while it fills
+    if (replay := callbacks.replay_dict(model)) is not None:  # say the full size: buffers take memory as they fill
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
     if has_callbacks and isinstance(model, Fast):
         model.collector.lends_observations = False
-    if engines_of(env) is None:  # external engines check the games of evaluations when they start
+    if engines_of(env) is None:  # external engines: their workers have checked eval.env_kwargs
         check_evaluation(model, config)
     return model
 
@@ -260,6 +260,6 @@ def _complete(run: Parts, config: Config) -> None:
 
 
 def _decide(run: Parts, density: tuple[float, float]) -> str:
-    """Why PyTorch is kept although the kernels are compiled now; empty if the kernels take over."""
+    """Choose PyTorch or the kernels, which are compiled now. Returns why PyTorch was chosen; empty: the kernels."""
     run.plan, reason = calibrate_at_switch(run.plan, cast(Fast, run.model), run.console, density)
     return reason

@@ -30,7 +30,7 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text, spelt, with_interval
 
 GAP = "  "
-LEAST = 40  # columns; the last column is wrapped if it has this width, else it is printed below the row
+LEAST = 40  # characters; with this much room the table's last column is wrapped, with less it goes below the row
 
 
 class FittingTable:
@@ -146,7 +146,7 @@ class LiveView:
     def _phase_bar(self, width: int) -> Text:
         shares = self._progress.shares().items()
         words = [f"  {name} {100 * share:.0f} %" for name, share in shares]
-        room = min(40, width - len("".join(words)) - 2)  # rounding the shares can add two columns
+        room = min(40, width - len("".join(words)) - 2)  # 2: rounded shares can make the bar two characters longer
         text = Text(no_wrap=True, overflow="crop")
         if room >= SHORTEST_BAR:
             for name, share in shares:
@@ -156,7 +156,7 @@ class LiveView:
         return text
 
 
-NARROW = 80  # columns
+NARROW = 80  # characters
 
 
 class LastingConsole(Console):
@@ -250,7 +250,7 @@ def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]
 
 def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> None:
     """Print evaluation results: a row for greedy and one for sampled play."""
-    console.print("\nQuality (own seeds, 95 % intervals)", style="bold")
+    console.print("\nQuality (seeds not used in training, 95 % intervals)", style="bold")
     draws = any(result.get("draw_rate") for result in quality.values())
     columns = ["acting", "episodes", "mean reward", "win rate", *(["draws"] if draws else []), "score difference"]
     scores = list(dict.fromkeys(name for result in quality.values() for name in result.get("scores", ())))
@@ -270,11 +270,11 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
         )
     console.print(table)
     if untold := next((result["untold"] for result in quality.values() if "untold" in result), None):
-        held = f"the last info held {', '.join(untold['held']) or 'nothing'}"
+        held = f"the info at the last episode's end has {', '.join(untold['held']) or 'nothing'}"
         if untold["missing"]:
-            say(console, f"  no last info has {', '.join(untold['missing'])}; {held}", style="bold")
+            say(console, f"  {', '.join(untold['missing'])}: in no info at an episode's end; {held}", style="bold")
         else:
-            say(console, f"  {held}: name the result's entries by env.result.win, .scores and .end", style="dim")
+            say(console, f"  {held}; set env.result.win, .scores and .end to keys with the game's result", style="dim")
 
 
 def figure_text(result: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
@@ -296,7 +296,7 @@ def moves(console: Console) -> bool:
 
 
 class Activity:
-    """Work that takes a while. `now` and `count` may be called often. `ask`: returns the detail for each line."""
+    """Work that takes a while. `now` and `count` may be called often. `ask`: called by `line`; returns the detail."""
 
     def __init__(self, title: str, ask: Callable[[], str] | None = None) -> None:
         self._title, self._detail, self._more, self._ask = title, "", "", ask
@@ -337,7 +337,7 @@ def moving(console: Console, draw: Callable[[], RenderableType]) -> Iterator[Non
     """Draw what `draw` returns at the foot of the terminal, below other moving lines, while the block runs."""
     per_s = 1 / MOVING_EVERY_S
     with Live(console=console, refresh_per_second=per_s, transient=True, get_renderable=draw) as live:
-        live.refresh()  # rich draws nested `Live` objects together
+        live.refresh()  # draws at once; of nested `Live` objects the outermost draws all
         yield
 
 

@@ -43,7 +43,7 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def check_init_from(config: Config) -> None:
-    """Raises ConfigError if a model cannot be read. Called before environments start, because starting takes longer."""
+    """Raises ConfigError if a model cannot be read. Called before environments start, because their start is slow."""
     for name in config.policies:
         with naming(f"policies.{name}"):
             check_init_from(own_config(config, name))
@@ -96,7 +96,7 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
 
 
 def _check_spaces(facts: Mapping[str, Any], model: BaseAlgorithm, file: Path) -> None:
-    """Raises ConfigError: the model was trained with another observation or action space."""
+    """Raises ConfigError if the model was trained with another observation or action space."""
     shown = {}
     for name in ("observation_space", "action_space"):
         here = parse_json(data_to_json({name: getattr(model, name)}).encode(), name)[name]
@@ -135,7 +135,7 @@ def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) ->
     """Load what `init_from_also` names: the optimizer's state and the statistics of `env.normalize`."""
     if OPTIMIZER in config.init_from_also:
         if not whole:
-            raise ConfigError("init_from_also=[optimizer]: its state does not fit: the networks differ; remove it")
+            raise ConfigError("init_from_also: the networks differ, so optimizer states do not fit; remove optimizer")
         names = [f"{name}.pth" for name in model._get_torch_save_params()[0] if name.endswith("optimizer")]
         with open_archive(file, str(file), most_members=MOST_MEMBERS) as archive:
             for name in names:

@@ -160,7 +160,7 @@ def is_plain_path(name: str) -> bool:
 # although torch's reader allows more. Tuples must not be nested so deeply that their hash overflows the stack. torch is
 # imported only where tensors are read.
 
-MOST_PICKLE_BYTES = 1 << 20  # a tensor takes 100 to 200 bytes; policies have 10 to 100, a pool of opponents more
+MOST_PICKLE_BYTES = 1 << 20  # a tensor takes 100 to 200 bytes; a policy has 10 to 100 tensors, a pool of opponents more
 MOST_STORAGES = 10_000
 MOST_TUPLES = 20_000  # a tensor needs four tuples
 KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
@@ -210,7 +210,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
 
 def _check_pickle(pickled: bytes, what: str) -> None:
     tuples, last = 0, ""
-    of_tuples: set[int] = set()  # memo indices: tuples that contain the previous tuple twice take hours to hash
+    of_tuples: set[int] = set()  # memo indices of tuples; a second use is refused: nested (a, a) takes hours to hash
     argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in INSTRUCTIONS:

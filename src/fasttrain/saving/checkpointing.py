@@ -69,7 +69,7 @@ class Checkpoints:
         self._asked: float | None = None  # time at which the run first wanted to stop
 
     def at_rest(self, env_steps: int, due: bool, stopping: bool) -> None:
-        """To be called when the run is at rest. A run that is `stopping` ends here."""
+        """To be called when the run is at rest. `stopping`: the run ends after this call."""
         now = time.perf_counter()
         if self._rest_at >= 0:
             self._cycle_s = now - self._rested
@@ -100,8 +100,8 @@ class Checkpoints:
         now = time.perf_counter()
         if self._asked is None:
             self._asked = now
-        if self.at == self._rest_at and (self._stopping or not self.failed):  # this state was saved, or cannot be saved
-            return True
+        if self.at == self._rest_at and (self._stopping or not self.failed):
+            return True  # the state at the last rest was saved, or the attempt to save it before this stop failed
         held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
         if held is None and not self._too_large:  # no copy was made, because rollouts were short so far
             return False

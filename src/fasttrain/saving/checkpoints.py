@@ -132,7 +132,7 @@ class CheckpointFolder:
                     self.disk.remove(path)
 
     def _forget_old(self, newest: Path) -> None:
-        # Checkpoints of later steps are ignored: they are damaged, otherwise the run would have continued from them.
+        # Checkpoints of later steps than `newest` do not count: a resume passed over them, because they are damaged.
         earlier = [folder for folder in self.all() if folder.name <= newest.name]
         for folder in earlier[self.keep :]:
             with suppress(OSError):  # an old checkpoint that remains does no harm

@@ -81,7 +81,7 @@ def load_env_state(
 
     Args:
         other_seed: env i begins a new episode with this seed + i if it cannot be restored.
-        lost: receives, by env, the names of attributes kept across episodes that could not be restored.
+        lost: receives for each env index the names of attributes that outlive an episode and were not restored.
 
     Raises:
         ConfigError: an array is missing or does not fit.
@@ -136,7 +136,7 @@ def _retraced(
         raise ConfigError(f"the checkpoint has {len(notes)} envs, this run {base.num_envs}")
     answers, most_s = [], RETRACE_S
     if isinstance(base, SharedMemoryVecEnv):
-        most_s = min(RETRACE_S, base.crew.options.step_timeout_s / 2)  # a worker that takes longer counts as hung
+        most_s = min(RETRACE_S, base.crew.options.step_timeout_s / 2)  # after step_timeout_s a worker counts as hung
     for index, note in enumerate(notes):
         whole = _whole(note, without_prefix(arrays, f"envs/{index}"))
         answers += base.env_method("retrace", whole, other_seed + index, most_s, indices=[index])
@@ -183,7 +183,7 @@ def _native_arrays(env: NativeVecEnv) -> Arrays:
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
-    slots = env.slots  # when a state is saved, it is always the learner's turn: turns are no part of it
+    slots = env.slots  # turns are not stored: a state is saved only at the learner's turn
     return {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards,
             "rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}  # fmt: skip
 
@@ -205,7 +205,7 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
     if note is None:
         return None
     seen: Any = arrays.get("observation")
-    if seen is None:  # observations of a Dict space; copied, because workers cannot use this process's open file
+    if seen is None:  # a Dict space: read its arrays here, because workers cannot read this process's open file
         seen = {name: np.array(array) for name, array in without_prefix(arrays, "observation").items()}
     return {**note, "actions": arrays["actions"], "observation": seen}
 

@@ -166,7 +166,7 @@ def clean(folder: Path) -> None:
 
 @contextmanager
 def into_place(file: Path) -> Iterator[Path]:
-    """A path in a temporary folder. After the block all files in it replace those in the folder of `file`."""
+    """A path for `file` in a temporary folder. After the block all files of that folder are moved beside `file`."""
     folder = file.parent / f"{SAVING}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)  # the run's folder may have been deleted
@@ -228,7 +228,7 @@ def holder(folder: Path) -> str:
 
 
 def _process_by_status(folder: Path) -> str:
-    """Id of the process that works in the folder by status.json (the lock file may be deleted); empty: none."""
+    """Id in status.json of the process that works in the folder; empty: none. Helps if the lock file was deleted."""
     status = read_json(folder / "status.json")
     pid, at_s, ended = status.get("pid"), status.get("time"), status.get("phase") in ENDS
     if ended or status.get("host") != platform.node() or type(pid) is not int or pid == os.getpid():

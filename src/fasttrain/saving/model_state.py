@@ -83,10 +83,10 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
 
 
 def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Load the state into a new model with env and logger. Raises ConfigError: the state does not fit the model."""
+    """Load the state into a new model with env and logger. Raises ConfigError if the state does not fit the model."""
     for name, value in state["counters"].items():
         if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ConfigError(f"the checkpoint's counter {name}={value!r} is not one of this fasttrain version")
+            raise ConfigError(f"the checkpoint's counter {name}={value!r}: unknown to this version or no finite number")
         setattr(model, name, value)
     model.ep_info_buffer = deque(state["episodes"], maxlen=model._stats_window_size)
     model.ep_success_buffer = deque(state["successes"], maxlen=model._stats_window_size)
@@ -339,7 +339,7 @@ def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
 
 
 def _rows(buffer: ReplayBuffer, pos: int, full: bool) -> int:
-    """Number of rows with data. With `optimize_memory_usage` this includes the next observations of the last row."""
+    """Number of rows with data; with `optimize_memory_usage` also the row that has the last row's next observations."""
     return buffer.buffer_size if full else min(pos + int(buffer.optimize_memory_usage), buffer.buffer_size)
 
 

@@ -73,7 +73,7 @@ class AlgorithmSpec:
     # Defaults by tier: batch_size, learning_rate, rollout_size, … An algorithm lacks settings that are not named here.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # defaults of flags for this algorithm
-    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # of the fast class: name → (type, default)
+    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # argument of `fast` alone → (type, default)
     lacks: Mapping[str, str] = field(default_factory=dict)  # flag that the fast class does not support → reason
     kernels: str = "actor-critic"  # the kernels of `fused_update`: a key of `eligible.REPRODUCED`
     hidden: int = 64  # default number of units of the policy's widest layer
@@ -350,7 +350,7 @@ OWN_NAMES = tuple(one.name for one in fields(OwnValues))
 
 
 def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnValues:
-    """The game's defaults in a tier, otherwise the algorithm's. Raises ConfigError: a value of the game is wrong."""
+    """The game's defaults in a tier, otherwise the algorithm's. Raises ConfigError if a value of the game is wrong."""
     of_algorithm = {name: value for name, value in spec.tiers[tier].items() if name in OWN_NAMES}
     own: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "GameSpec.own")
     return own
@@ -359,7 +359,7 @@ def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnV
 def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
     """A game's defaults for an algorithm and a tier. A more specific entry wins.
 
-    Raises ConfigError: a key is neither a value's name nor a tier nor an algorithm.
+    Raises ConfigError if a key is neither a value's name nor a tier nor an algorithm.
     """
     own = {}
     for words, value in sorted(((key.split("."), it) for key, it in flat(games).items()), key=lambda one: len(one[0])):

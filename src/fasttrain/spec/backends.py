@@ -69,7 +69,7 @@ class Backend:
     def check(self, config: Config) -> None:
         """Check the settings of this backend. Called if it is the chosen backend.
 
-        Raises ConfigError: the message names the key and what to do.
+        Raises ConfigError, with a message that names the key and what to do.
         """
 
     def option(self, env: EnvConfig) -> str:
@@ -79,7 +79,7 @@ class Backend:
     def build(self, config: Config, num_envs: int, folder: Path | None) -> Any:
         """Build the vectorized env, a `SlotVecEnv`. `folder`: for its logs; None outside of a training.
 
-        Raises FastTrainError: the env cannot be built.
+        Raises FastTrainError if the env cannot be built.
         """
         raise ConfigError(f"env.backend={self.name}: {type(self).__qualname__} has no method build")
 
@@ -106,7 +106,7 @@ OF_VECTORS = _Vector()
 
 
 def backend_of(env: EnvConfig) -> Backend | None:
-    """The backend that `env.backend` names; None for single envs. Raises ConfigError: the backend cannot be loaded."""
+    """The backend that `env.backend` names; None for single envs. Raises ConfigError if a backend cannot be loaded."""
     return None if env.backend == SINGLE else OF_VECTORS if env.backend == VECTOR else _loaded(env.backend)
 
 
@@ -129,7 +129,7 @@ def _loaded(name: str) -> Backend:
 
 
 def _checked(group: str, name: str) -> Backend:
-    """Load a backend and check it. Raises ConfigError: loading fails, or the backend breaks a rule."""
+    """Load a backend and check it. Raises ConfigError if loading fails, or the backend breaks a rule."""
     backend = plugins.load(group, name)
     if not isinstance(backend, Backend):
         raise plugins.plugin_error(group, name, f"is no fasttrain.spec.backends.Backend but {backend!r:.80}")
@@ -166,7 +166,7 @@ def engines() -> list[Backend]:
 
 
 def broken_engines_text() -> str:
-    """For messages: errors of installed engines that cannot be used, whose YAML files are therefore missing."""
+    """For a message about a missing YAML file, which may be an engine's: why installed engines cannot be used."""
     return "".join(f"; {one}" for one in _engines().values() if isinstance(one, str))
 
 
@@ -208,7 +208,7 @@ def with_parts(config: type[C]) -> type[C]:
 
 
 def check_backend(config: Config) -> None:
-    """Raises ConfigError: the chosen backend refuses a setting, or a setting of another engine was changed."""
+    """Raises ConfigError if the chosen backend refuses a setting, or a setting of another engine was changed."""
     for one in engines():
         if one.settings is None or one.name == config.env.backend:
             continue

@@ -30,11 +30,11 @@ BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps a
 AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's auto_0.1, with a positive number
 PATHS = ("run", "output", "init_from")
 LONGEST_NAME = 255  # bytes; the limit of all usual file systems
-WITHOUT = {  # setting → (default, other setting without which it has no effect, what to do)
-    "algo.sde_sample_freq": (-1, "algo.use_sde", "algo.use_sde=true: use that too"),
-    "algo.use_sde_at_warmup": (False, "algo.use_sde", "algo.use_sde=true: use that too"),
-    "init_from_strict": (False, "init_from", "init_from=PATH: name a model"),
-    "init_from_also": ((), "init_from", "init_from=PATH: name a model"),
+WITHOUT = {  # setting → (default, other setting without which it has no effect, what to add)
+    "algo.sde_sample_freq": (-1, "algo.use_sde", "algo.use_sde=true"),
+    "algo.use_sde_at_warmup": (False, "algo.use_sde", "algo.use_sde=true"),
+    "init_from_strict": (False, "init_from", "init_from=PATH"),
+    "init_from_also": ((), "init_from", "init_from=PATH"),
 }
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std", "algo.teacher_coef")
 
@@ -58,7 +58,7 @@ def check(config: Config) -> None:
         rule(config)
     for key, (usual, other, how) in WITHOUT.items():
         if not lookup(config, other) and lookup(config, key) not in (None, usual):
-            raise ConfigError(f"{key} has no effect without {how}, or remove {key}")
+            raise ConfigError(f"{key} has no effect without {how}: add that, or remove {key}")
     if config.curriculum != CurriculumConfig():
         check_curriculum(config.curriculum)
     if config.curriculum.tasks and (config.vec_env == "vector" or backend_of(config.env) is not None):
@@ -76,7 +76,7 @@ def check(config: Config) -> None:
 
 
 def check_path(key: str, value: str | None) -> None:
-    """Raises ConfigError: no file or folder can have this name."""
+    """Raises ConfigError if no file or folder can have this name."""
     if value is None:
         return
     longest = max((len(name.encode("utf-8", "replace")) for name in value.split("/")), default=0)
@@ -86,7 +86,7 @@ def check_path(key: str, value: str | None) -> None:
 
 
 def check_no_secret(key: str, text: str) -> None:
-    """Raises ConfigError: `text` holds a key or password, and would be stored. The message does not show the secret."""
+    """Raises ConfigError if `text`, which is stored, holds a key or password. The message does not show the secret."""
     if secret := next((each for each in SECRET.finditer(text) if not _is_dotted_name(text, each)), None):
         name = next(filter(None, secret.groups()), "a password in an address")
         raise ConfigError(
@@ -108,7 +108,7 @@ def _is_dotted_name(text: str, match: re.Match[str]) -> bool:
 def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
     """First and last value: `3e-4` → (3e-4, 3e-4), `"linear_3e-4"` → (3e-4, 0), `"linear_3e-4_1e-4"` → (3e-4, 1e-4).
 
-    Raises ConfigError: `value` is neither a number nor a schedule.
+    Raises ConfigError if `value` is neither a number nor a schedule.
     """
     text = str(value)
     words = text.split("_")[1:] if text.startswith("linear_") else [text, text]
@@ -225,8 +225,8 @@ def _check_replay(config: Config) -> None:
         )
     if config.num_envs > buffer_size:
         raise ConfigError(
-            f"num_envs={config.num_envs} is more than algo.buffer_size={buffer_size}: the buffer holds no "
-            "transition per env; use a larger buffer"
+            f"num_envs={config.num_envs} is more than algo.buffer_size={buffer_size}: the buffer holds less "
+            "than one transition per env; use a larger buffer"
         )
     if train_frequency(frequency)[1] == "episode" and config.num_envs > 1:
         raise ConfigError(
@@ -238,7 +238,7 @@ def _check_replay(config: Config) -> None:
 
 
 def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
-    """SB3's `train_freq` as (count, "step" or "episode"); `4` becomes (4, "step"). Raises ConfigError: wrong format."""
+    """SB3's `train_freq` as (count, "step" or "episode"); 4 becomes (4, "step"). Raises ConfigError if it is wrong."""
     count, unit = (value, "step") if isinstance(value, int) else value if len(value) == 2 else (0, "")
     if not isinstance(count, int) or count < 1 or unit not in ("step", "episode"):
         raise ConfigError(f"algo.train_freq={value}: expected a number of vector steps, or [1, episode]")

@@ -10,9 +10,9 @@ from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.terminal import spelt
 
-# Limits for runs without measurements (runs/calibration.py measures long runs), from trainings of two layers on two
-# cores with AVX512-BF16; other machines differ by a factor of 1.5. AMP: if the widest layer has this width, bfloat16
-# is faster on a CPU with bf16 units. FUSED: up to this width, compiled kernels are faster than torch in float32.
+# Limits for runs that runs/calibration.py does not measure: from trainings of two layers on two cores with AVX512-BF16.
+# Other machines differ by a factor of 1.5. AMP: from this many units in the widest layer on (the second number: with
+# minibatches of ≤ FEW_ROWS), bfloat16 is faster on CPUs with bf16 units. FUSED: up to this many, kernels beat torch.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
 MEASURED = "measured here"  # beginning of a reason that comes from runs/calibration.py
@@ -160,7 +160,7 @@ def why_no_fused_kernels(context: Context) -> str:
 def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> Resolved:
     """How many steps back in time gradients of a recurrent policy go. The reason names the sequences per minibatch.
 
-    Raises ConfigError: the last minibatch of an epoch would be one row, whose normalized advantage is NaN.
+    Raises ConfigError if the last minibatch of an epoch would be one row, whose normalized advantage is NaN.
     """
     num_envs, size = effective["num_envs"], effective["batch_size"]
     num_steps = algo.num_steps(num_envs)
@@ -175,7 +175,7 @@ def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> R
 
 
 def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, prefix: str = "") -> None:
-    """Raises ConfigError: a minibatch would have one row. Its normalized advantage, then all weights, would be NaN."""
+    """Raises ConfigError if a minibatch would have one row. Its normalized advantage and all weights would be NaN."""
     if batch_size and (batch_size == 1 or num_envs * num_steps % batch_size == 1):
         raise ConfigError(
             f"batch_size={batch_size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one "
@@ -186,7 +186,7 @@ def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, 
 def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
     """Rows of the plan about `algo.cell` and `algo.memory_inputs`, if they differ from stock.
 
-    Raises ConfigError: the cell does not exist in stock, but the stock class or stock's numbers are requested.
+    Raises ConfigError if the cell does not exist in stock, but the stock class or stock's numbers are requested.
     """
     if algo.cell != "lstm":
         exact = "profile exact" in sources.values()  # this profile promises stock's numbers
@@ -232,7 +232,7 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
 
 
 def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError: a key needs the fast class or prioritized replay, which the run does not use."""
+    """Raises ConfigError if a key needs the fast class or prioritized replay, which the run does not use."""
     for key in ("algo.per_alpha", "algo.per_beta"):
         if sources.get(key) == "command line" and not config.algo.prioritized:
             raise ConfigError(
@@ -252,7 +252,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
 
 
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
-    """Replace -1 by the number of new transitions, unless `train_freq` counts episodes. Scale a profile's value."""
+    """-1 is the number of new transitions unless `train_freq` counts episodes. Scale profile values to `num_envs`."""
     (count, unit), num_envs = train_frequency(context.config.algo.train_freq), context.effective["num_envs"]
     usual = PROFILE_ENVS.get(context.sources.get("updates_per_step", ""))
     if requested > 1 and unit == "step" and usual:

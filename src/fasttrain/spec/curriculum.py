@@ -52,7 +52,7 @@ class Stage(NamedTuple):
 def stages_of(config: CurriculumConfig) -> tuple[Stage, ...]:
     """The stages of the schedule. Without a schedule there is one stage with all tasks.
 
-    Raises ConfigError: an entry has a wrong form, names an unknown task, or begins before the previous stage.
+    Raises ConfigError if an entry has a wrong form, names an unknown task, or begins before the previous stage.
     """
     if not config.schedule:
         return (Stage(0.0, None, -math.inf, tuple(config.tasks)),)
@@ -76,10 +76,10 @@ def _stage(entry: Any, tasks: Mapping[str, Any]) -> Stage:
     if isinstance(begins, Mapping):
         metrics = [key for key in begins if key in METRICS]
         if len(metrics) != 1 or {*begins} - {*metrics, "back"}:
-            raise ConfigError(f"curriculum.schedule: a stage begins by {' or '.join(METRICS)}, got {begins}")
+            raise ConfigError(f"curriculum.schedule: a stage begins at a value of {' or '.join(METRICS)}, got {begins}")
         value, back = _number(begins[metrics[0]]), _number(begins.get("back", -math.inf))
         if value is None or back is None or back >= value:
-            raise ConfigError(f"curriculum.schedule: expected numbers in {begins}, and back lower than {metrics[0]}")
+            raise ConfigError(f"curriculum.schedule: {begins} needs numbers, with `back` lower than {metrics[0]}")
         return Stage(value, metrics[0], back, tuple(names))
     if (steps := _number(begins)) is None or steps < 0:
         raise ConfigError(f"curriculum.schedule: expected a stage like {form}, got {entry}")
@@ -103,7 +103,7 @@ def _check_task(key: str, name: object, tasks: Mapping[str, Any]) -> None:
 
 
 def check_curriculum(config: CurriculumConfig) -> None:
-    """Raises ConfigError: a task is unknown, a weight is negative, or all tasks of a stage have the weight 0."""
+    """Raises ConfigError if a task is unknown, a weight is negative, or all tasks of a stage have the weight 0."""
     used = {"weights": config.weights, "schedule": config.schedule, "by": config.by != WEIGHTS}
     if not config.tasks:
         for key in (key for key, value in used.items() if value):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # workers import this module, but must not import the configu
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # by how much the learner was ahead at the end
 END_KEY = "end_reason"
-SCORES = "env.result.scores"  # key of `read`'s result: the numbers that this setting names, as a dict
+SCORES = "env.result.scores"  # key in `read`'s result; its value: info key → number, for the setting env.result.scores
 WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # added by wrappers
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12

@@ -71,7 +71,7 @@ class RunSpec(NamedTuple):
 
 
 def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
-    """Whether to print a row: its value is not stock's, is the user's or measured, or is off in place of auto or on."""
+    """Whether to print a row: its value differs from stock's, was typed or measured, or went from auto or on to off."""
     name, effective = str(row.get("flag")), row.get("effective")
     baseline = algorithm.tiers["baseline"] if algorithm else {}
     own = {"replay_ratio": computing.BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
@@ -220,7 +220,7 @@ def _reward_debug(requested: bool, context: Context) -> Resolved:
 def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
     """The row of `algo.n_steps`, if it is set. If `algo.rollout_size` is set too, the typed one of the two wins.
 
-    Raises ConfigError: both are typed, or both are in a profile, and they contradict each other.
+    Raises ConfigError if both are typed, or both are in a profile, and they contradict each other.
     """
     source, size_source = sources.get("algo.n_steps", "default"), sources.get("algo.rollout_size", "default")
     row = Row("algo.n_steps", algo.n_steps, algo.n_steps, source, "trade-off", f"steps of each of {num_envs} envs")
@@ -305,7 +305,7 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
     return rows
 
 
-# Flags whose effective value may differ even if the requested value is stock's.
+# Flags that may get another value than stock's, even if stock's was requested.
 _ALWAYS = ("engine", "vec_env", "num_envs", "copy_final_observations", "train_log_to_file", "eval_every")
 _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "engine": _engine,

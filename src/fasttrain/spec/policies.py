@@ -13,7 +13,7 @@ from fasttrain.spec.setting import build, convert, declared, did_you_mean
 
 OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo")
-JOINT = "joint"  # as a value of `returns`: to the next decision of any policy
+JOINT = "joint"  # as a value of `returns`: a transition ends at the next decision of any policy
 PHASE = "phase"  # as a value of `goal_every`: a new goal whenever the game's phase changes
 # Keys of a policy besides the keys below `algo.`
 OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_from": str, "batch_size": int,
@@ -28,7 +28,7 @@ TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder
 
 
 def phases_of(config: Config) -> Mapping[str, int | None]:
-    """Phase → its column of the observation; None: all other decisions. If empty, info["policy"] has the phase."""
+    """Phase → its column of the observation; None: it has no column. If empty, info["policy"] has the phase."""
     return {**config.env.spec.phases, **config.env.phases}
 
 
@@ -65,9 +65,9 @@ def decides_of(config: Config, name: str) -> tuple[str, ...]:
 
 
 def columns_of(config: Config, width: int) -> list[list[int] | None]:
-    """For each policy the columns that are 1 at its decisions, counted from the end; None: all other decisions."""
+    """Per policy: observation columns (from the end), one of which is 1 if it decides; None: it decides otherwise."""
     phases = phases_of(config)
-    if goals := goals_of(config):  # in the last columns a 1 marks the goal: the other policy decides
+    if goals := goals_of(config):  # the last columns: the goal's one-hot, or 0 if the policy that sets goals decides
         return [None if "goal_every" in own else [*range(-goals.number, 0)] for own in config.policies.values()]
     if not phases:  # WRAPPER or ROWS appends a column for each phase
         names = [phase for name in config.policies for phase in decides_of(config, name)]
@@ -107,7 +107,7 @@ def member_file(stem: str, name: str) -> str:
 
 
 def one_of(file: Path, names: Iterable[str]) -> str:
-    """For messages: which files have one policy each, where `file` has several."""
+    """A part of a message: `file` has several policies, so the user must name one of the files with one policy."""
     files = " or ".join(str(file.with_name(member_file(file.stem, name))) for name in names)
     return f"it has several policies; name one of them: {files}"
 
@@ -130,7 +130,7 @@ def with_told(config: Config) -> Config:
 
 
 def own_config(config: Config, name: str) -> Config:
-    """The configuration of one policy. Raises ConfigError: a key of this policy is unknown, or a value is wrong."""
+    """The configuration of one policy. Raises ConfigError if a key of this policy is unknown, or a value is wrong."""
     where, own = f"policies.{name}", dict(config.policies[name])
     nested = convert(own.pop("algo", {}), dict[str, Any], f"{where}.algo")
     if twice := sorted(f"algo.{key}" for key in nested if f"algo.{key}" in own):
@@ -155,7 +155,7 @@ def own_config(config: Config, name: str) -> Config:
 
 
 def check_policies(config: Config) -> None:
-    """Raises ConfigError: the policies cannot play this game together, or claim the same decisions."""
+    """Raises ConfigError if the policies cannot play this game together, or claim the same decisions."""
     shown, algo = ", ".join(config.policies), config.algo
     if len(config.policies) == 1:
         raise ConfigError(f"policies has only one policy ({shown}); name a second one, or set algo.… without policies")
@@ -171,8 +171,8 @@ def check_policies(config: Config) -> None:
     if "obs" in config.env.normalize:
         raise ConfigError("policies read columns of the observation, which env.normalize=[obs] changes; remove one")
     if config.env.entry_point == SEAT and not goals_of(config) and not phases_of(config):
-        raise ConfigError("policies with env.backend=pettingzoo: for a row, and so a policy, of every agent, set "
-                          "env.kwargs.sharing=true")  # fmt: skip
+        raise ConfigError("policies with env.backend=pettingzoo: set env.kwargs.sharing=true, so that each agent "
+                          "has a row and can have a policy")  # fmt: skip
     _check_goals(config)
     claimed, gammas, files = dict[str, str](), set[float](), {f"{stem}.zip" for stem in TAKEN}
     for name, own in config.policies.items():
@@ -193,12 +193,12 @@ def check_policies(config: Config) -> None:
     rewards = {own.get("reward_key") for own in config.policies.values()}
     if max(len(gammas), len(rewards)) > 1 and JOINT in [returns_of(config, name) for name in config.policies]:
         raise ConfigError(
-            "policies with different algo.gamma or reward_key have no joint returns; set returns: decisions for each"
+            "policies with different algo.gamma or reward_key have no joint returns; set returns=decisions for each"
         )
 
 
 def _check_goals(config: Config) -> None:
-    """Raises ConfigError: the goals of a policy are set wrongly."""
+    """Raises ConfigError if the goals of a policy are set wrongly."""
     for name, own in config.policies.items():
         where, (worker, *others) = f"policies.{name}", [its for other, its in config.policies.items() if other != name]
         given = {"goal_every", "goals"} & {*own}
@@ -208,8 +208,8 @@ def _check_goals(config: Config) -> None:
         if len(given) == 1 or int(own["goals"]) < 2 or (own["goal_every"] != PHASE and int(own["goal_every"]) < 1):
             raise ConfigError(f"{where}: a policy that sets goals needs goals >= 2, and goal_every >= 1 or {PHASE}")
         if others or {"decides", "goal_every", "goals"} & {*worker} or "decides" in own:
-            raise ConfigError(f"{where}.goal_every: this policy sets the goals of one other policy, which takes all "
-                              "decisions of the game; leave decides out, and remove further policies")  # fmt: skip
+            raise ConfigError(f"{where}.goal_every: this policy sets the goals of one other policy, which decides "
+                              "alone; remove any third policy, the key decides, and a second goal_every")  # fmt: skip
         if own["goal_every"] == PHASE and not phases_of(config):
             raise ConfigError(f"{where}.goal_every={PHASE}: this game has no phases; name their columns by env.phases")
 
@@ -221,7 +221,7 @@ def _phases_of(config: Config, name: str) -> list[str]:
         raise ConfigError(f"{where} needs decides: the phase in which it decides, as in {{decides: bid}}")
     for phase in decides:
         if not phases and phase == OTHERS:
-            raise ConfigError(f'{where}.decides={OTHERS}: name the value of info["policy"], or columns by env.phases')
+            raise ConfigError(f'{where}.decides={OTHERS}: set env.phases, or name a value of info["policy"] instead')
         if phases and phase not in (*phases, OTHERS):
             hint = did_you_mean(phase, phases) or f"; there are {', '.join((*phases, OTHERS))}"
             raise ConfigError(f"{where}.decides={phase}: this game has no such phase{hint}")

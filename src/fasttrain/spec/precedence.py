@@ -29,17 +29,17 @@ OPTIONS_WITH_VALUE = (
     "--info", "-i", "--test",
 )  # fmt: skip
 SETTINGS = dict(settings_of(Config))
-FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # mappings whose keys are free
+FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # mappings that take any keys
 # Text that Hydra's grammar reads without quotes: escaped characters, references, plain letters.
 BARE_TEXT = re.compile(r"(?:\\[\\()\[\]{}:=,\s]|\$\{[^}]*\}|[\w/\-+.$%*@?|:\s\\])*", re.ASCII)
 PIECES = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:\$\{[^}]*\}|[^,\[\]{}()'"])+|.""", re.DOTALL)
 
 
 class Alias(NamedTuple):
-    """Another name of a setting."""
+    """Another name of a setting, with the setting's own values or with those in `values`."""
 
     key: str
-    values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: equal values
+    values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting, None: no change
     usual: tuple[str, ...] = ()  # values of the alias that change nothing
     refines: bool = False  # True: where the setting is on or auto, the alias's value replaces it
 
@@ -73,7 +73,7 @@ BARE = (
 
 
 def translate_alias(name: str, value: object) -> tuple[str, Any]:
-    """The setting's key and its value for this value of an alias; None: no change. Raises ConfigError: wrong value."""
+    """Key and value of the setting for an alias's value; None: no change. Raises ConfigError if `value` is wrong."""
     key, values = ALIASES[name][:2]
     if values is None:
         return key, None if str(value) in ALIASES[name].usual else value
@@ -81,12 +81,12 @@ def translate_alias(name: str, value: object) -> tuple[str, Any]:
     text = str(value).strip().lower()
     if (text := words.get(text, text)) not in values:
         ways = ", ".join(f"{old}: {new}" for old, new in values.items() if new is not None)
-        raise ConfigError(f"{name}={value}: another name for {key} ({ways}); use {key}=…")
+        raise ConfigError(f"{name}={value}: wrong value; {name} is another name for {key} ({ways}); use {key}=…")
     return key, values[text]
 
 
 def is_refined(name: str, value: object) -> bool:
-    """Whether this value of the switch is on or auto, so that the alias's value replaces it."""
+    """Whether the alias `name` replaces this value of its setting: the alias `refines`, and the value is on or auto."""
     return ALIASES[name].refines and str(value).lower() in ("on", "true", "yes", "1", "auto")
 
 
@@ -122,7 +122,7 @@ class File(NamedTuple):
 
 
 def with_its_file(message: str, files: Iterable[File], folder: str, typed: Mapping[str, str]) -> str:
-    """`message` about a setting, behind the path of a file in `folder` that sets it; unchanged if it was typed."""
+    """`message` about a setting. If a file in `folder` sets it and the user did not, the file's path comes first."""
     found = re.match(r"(?:unknown key ')?([\w.]+)", message)
     key = found[1] if found else ""
     own = [file for file in files if Path(file.path).is_relative_to(folder)]
@@ -212,7 +212,7 @@ class NamedValue(NamedTuple):
 def by_setting_name(values: Sequence[NamedValue]) -> list[NamedValue]:
     """Replace aliases by their settings: `algo.batch_size=64` becomes `batch_size=64`.
 
-    Raises ConfigError: two names of one setting have different values.
+    Raises ConfigError if two names of one setting have different values.
     """
     result = [one for one in values if one.key not in ALIASES]
     by_key = {one.key: one for one in result}
@@ -233,7 +233,7 @@ def by_setting_name(values: Sequence[NamedValue]) -> list[NamedValue]:
 
 
 def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str], here: str = "") -> str:
-    """Write a message's overrides and paths as the user typed them, and name the aliases and environment variables.
+    """`message` with overrides and paths as typed; used aliases and environment variables of its settings are added.
 
     `here`: the folder from which relative paths start.
     """
@@ -329,7 +329,7 @@ def without_folder(arguments: Sequence[str]) -> list[str]:
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Name of a flag → environment variable that sets it: `batch_size` → `BATCH_SIZE`.
 
-    Raises ConfigError: a variable with the prefix names another setting, or seems to be a typo of a flag.
+    Raises ConfigError if a variable with the prefix names another setting, or seems to be a typo of a flag.
     """
     flags = [flag.name for flag in FLAGS]
     found = {name: name.upper() for name in BARE if environment.get(name.upper())}

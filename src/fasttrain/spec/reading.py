@@ -24,7 +24,7 @@ from fasttrain.spec.setting import Named, UnknownKeyError, build, did_you_mean, 
 def from_mapping(values: Mapping[str, Any]) -> Config:
     """Build and check the configuration.
 
-    Raises ConfigError: a key is unknown, a value has the wrong type or range, or values contradict each other.
+    Raises ConfigError if a key is unknown, a value has the wrong type or range, or values contradict each other.
     """
     try:
         config = _typed(dict(values))
@@ -47,9 +47,7 @@ def _typed(values: dict[str, Any]) -> Config:
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
     if "name" not in algo:
-        raise ConfigError(
-            f"algo: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
-        )
+        raise ConfigError(f"algo: its YAML file has no key `name`; set it to one of {', '.join(ALGORITHMS)}")
     spec = ALGORITHMS.get(str(algo["name"]), ALGORITHMS["ppo"])  # `build` refuses an unknown name
     values["env"] = env = _build_env(values.get("env"))
     tier = str(values.get("tier"))
@@ -66,9 +64,9 @@ def _typed(values: dict[str, Any]) -> Config:
 
 
 def with_opponent(config: Config, opponent: Named) -> Config:
-    """The configuration with this opponent in env.kwargs; for an opponent of the user's own class, with self-play.
+    """The configuration with this opponent in env.kwargs. If it is a user's class, env.kwargs get self-play instead.
 
-    Raises ConfigError: fasttrain does not know how the env chooses opponents.
+    Raises ConfigError if fasttrain does not know how the env chooses opponents.
     """
     key = config.env.spec.opponent_key
     if key is None:
@@ -114,7 +112,7 @@ def num_guests(config: Config) -> int:
 
 def evaluation_envs(config: Config) -> int:
     if config.env.backend == VECTOR or evaluates_in_training_env(config):
-        return config.num_envs  # not fewer: a VectorEnv may need multiples of its agents
+        return config.num_envs  # not fewer: a VectorEnv may need a multiple of its number of agents
     usual = 64 if config.vec_env in BATCHED else 8
     count = min(config.eval.episodes, config.eval.num_envs or usual)
     return min(count, config.num_envs) if lends_games(config) else count
@@ -147,7 +145,7 @@ def with_fixed_opponent(config: Config) -> Config:
     if not is_self_play(config):
         return config
     if (fixed := config.env.spec.eval_opponent) is None:
-        raise ConfigError("opponent=self: the GameSpec names no eval_opponent, a fixed one that measures quality")
+        raise ConfigError("opponent=self: evaluations need a fixed opponent; set eval_opponent in the GameSpec")
     return with_opponent(config, fixed)
 
 
@@ -217,7 +215,7 @@ def _with_game(env: EnvConfig) -> EnvConfig:
     spec, typed = env.spec, env.id or env.entry_point
     if (name := spec.id or spec.env) and typed not in (None, name):
         raise ConfigError(
-            f"env.game={env.game} is played as {name}; remove env.id={typed}, or add env=gym (in a YAML "
+            f"env.game={env.game} has the env {name}, not {typed}; remove env.id={typed}, or add env=gym (in a YAML "
             "file: `- override /env: gym` at the end of its defaults)"
         )
     place = {"id": spec.id} if spec.id else {"entry_point": spec.env} if spec.env else {}

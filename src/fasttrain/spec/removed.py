@@ -91,7 +91,7 @@ REMOVED = {  # removed setting → what to use now
 LEARNED_WITH = (
     "overlap", "algo.chunk_steps", "algo.burn_in", "env.native_game", "env.opponent_key", "daemons.skip_forced",
 )  # fmt: skip
-# Settings without which a training of a study cannot be repeated. (A single run has stored the values of env.own.)
+# A study for which one of these was typed cannot repeat its trainings. (A single run has stored the values of env.own.)
 NEEDED = (*LEARNED_WITH, "env.own", "env.eval_opponent")
 OFF = ("null", "false", "off", "no", "0", "{}")
 TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # removed setting → its present form
@@ -149,7 +149,7 @@ def _name_the_game(values: dict[str, Any]) -> None:
     if not games or not (own or native or key) or native not in (None, *GAMES):  # a newer run, or a user's game
         opponents = lookup(values, f"env.kwargs.{key}")
         if not (opponents == "self" or (isinstance(opponents, (Mapping, list, tuple)) and "self" in opponents)):
-            pop_key(values, "env.opponent_key")  # because env.kwargs choose the opponents
+            pop_key(values, "env.opponent_key")  # no effect without self-play: env.kwargs choose the opponents
         return
     set_key(values, "env.game", games[0])
     if opponent and lookup(values, f"env.kwargs.{key}") == "self" and not lookup(values, f"eval.env_kwargs.{key}"):

@@ -223,7 +223,7 @@ def _why_no_groups(context: Context, requested: str) -> str:
 
 
 def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Raises ConfigError: self-play does not support a setting, or a setting of self-play has no effect."""
+    """Raises ConfigError if self-play does not support a setting, or a setting of self-play has no effect."""
     typed = [key for key, source in sources.items() if source == "command line"]
     kwarg = f"env.kwargs.{config.env.spec.opponent_key}"
     if "opponent" in typed and kwarg in typed:
@@ -253,7 +253,7 @@ def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mappi
 
 
 def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError: a setting about action masks is typed, but the algorithm reads no masks."""
+    """Raises ConfigError if a setting about action masks is typed, but the algorithm reads no masks."""
     reads = uses_masks(dataclasses.replace(config, engine=engine))
     for key in ("env.masks", "env.on_empty_mask"):
         if sources.get(key) == "command line" and not reads:
@@ -302,7 +302,7 @@ STOCK_ENVS = 8  # `rollout_size` in the tier `baseline` is for this number of en
 
 
 def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
-    """`algo` with the rollout size that is used if the user sets none, and the size before a reduction (0: none).
+    """`algo` with the rollout size for users who set none, and the size before it was reduced (0: not reduced).
 
     In the tier `baseline` a rollout has stock's `n_steps` per env. In other tiers it is not longer than the training.
     """

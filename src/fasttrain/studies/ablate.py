@@ -69,7 +69,7 @@ class Finding:
     lever: Lever
     added: Ratio | None  # speed with ÷ without the lever, when levers are added one by one to the baseline
     within: Ratio | None  # speed of the profile ÷ speed of the profile without the lever
-    quality: Comparison | None  # profile minus profile without the lever; None: exact lever, or too few episodes
+    quality: Comparison | None  # profile - profile without the lever; None: it changes no results, or too few episodes
     failed: bool = False  # the profile does not run without the lever
 
     @property
@@ -287,7 +287,7 @@ class Ablation:
 
 
 def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
-    """The levers that change the settings `before` into `after`, in the order of `study.settings`, which makes both."""
+    """The levers that change the settings `before` into `after` (from `study.settings`), in the order of `before`."""
     owner = {key: name for name, keys in TOGETHER.items() for key in keys}
     names = dict.fromkeys(owner.get(key, key) for key in before if before[key] != after[key])
     keys = {name: TOGETHER.get(name, (name,)) for name in names}
@@ -309,7 +309,7 @@ def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profi
 
 
 def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
-    """The levers with these names; all levers if `names` is empty. Raises ConfigError: a name is no lever here."""
+    """The levers with these names; all levers if `names` is empty. Raises ConfigError if a name is no lever here."""
     known = [lever.name for lever in levers]
     for name in names:
         if name not in known:

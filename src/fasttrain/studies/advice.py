@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
 
     @property
     def flag_class(self) -> FlagClass:
-        """The class that differs most from stock (exact, rounding, trade-off), without changes to `off`."""
+        """The class of the change farthest from stock (exact, rounding, trade-off). A value `off` does not count."""
         order: list[FlagClass] = ["exact", "rounding", "trade-off"]
         on = [(key, value) for key, value in self.changes if value != "off"]
         parts = [one.name for one in engines()]
@@ -116,7 +116,7 @@ def candidates(now: Situation) -> list[Candidate]:
 
 
 def logging_advice(now: Situation) -> list[Advice]:
-    """Advice about logging. Nothing is measured again: with ten times the interval a tenth of the cost remains."""
+    """Advice about logging. The gain is computed, not measured: logging a tenth as often costs a tenth."""
     cost, config = now.rates.logging or 0.0, now.effective
     gain = gain_of(now.present_s, now.present_s - 0.9 * cost)
     if gain < WORTH:
@@ -319,7 +319,7 @@ def parts(console: Console, now: Situation) -> None:
 def advices(console: Console, best: Sequence[Advice], now: Situation) -> None:
     """Print the advice, or that there is none."""
     if not best:
-        say(console, f"No change that was considered makes it faster. The bottleneck is {bottleneck(now)}.")
+        say(console, f"None of the changes considered makes the run faster. The bottleneck is {bottleneck(now)}.")
         return
     say(console, "What would make it faster:")
     for number, advice in enumerate(best, 1):

@@ -28,11 +28,11 @@ Start = Callable[[Wanted, Place], tuple[Cell, bool]]  # runs a cell, as `Study.s
 def run_beside(
     study: Study, cells: Sequence[Wanted], parallel: int, start: Start | None = None, until: str = ""
 ) -> list[tuple[Wanted, Cell]]:
-    """Run the cells that are not finished, `parallel` at a time; for the rest as `Study.run`. Returns what ran.
+    """Run the unfinished cells like `Study.run`, but `parallel` at a time. Returns the cells that ran, with results.
 
     Args:
         start: runs a cell in place of `Study.start`.
-        until: what a cell runs to, for its title. With such a text the cells are not finished and not stored.
+        until: text for titles if the cells stop early, as " to 20,000". Then the cells are not stored in study.json.
     """
     study.parallel = parallel
     later, free, illegal = [cell for cell in cells if study.find(cell) is None], shares(parallel), set[str]()

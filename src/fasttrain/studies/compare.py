@@ -133,7 +133,7 @@ def _candidate(entry: object, example: str) -> Candidate:
 
 
 def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """Overrides that end a training after `config.minutes`. Raises ConfigError: a schedule needs total_timesteps."""
+    """Overrides that end a training after `config.minutes`. Raises ConfigError if a schedule needs total_timesteps."""
     if config.minutes is None:
         return []
     ends = [f"stop.max_minutes={config.minutes:g}"]
@@ -166,7 +166,7 @@ def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, An
     console.print(_quality_table(rows))
     for row in rows:
         ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in row.end_reason.items())
-        say(console, f"  {row.name} ends: {ends or 'no evaluation'}", style="dim")
+        say(console, f"  {row.name}: how episodes ended: {ends or 'no evaluation'}", style="dim")
     console.print()
     for row in rows[1:]:
         say(console, sentence(row, gate), style=STYLES.get(row.verdict or "", ""))

@@ -79,7 +79,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     folder = Path(config.run)
     summary = read_json(folder / "summary.json")
     if not (folder / "plan.json").is_file() or not summary.get("steps_per_s"):
-        raise ConfigError(f"run={folder}: no plan.json and summary.json of a finished run there; name its folder")
+        raise ConfigError(f"run={folder}: no plan.json and summary.json there; name the folder of a finished run")
     stored = config_of(folder)
     flags = [row for row in flags_of(folder) if row["flag"] in BY_NAME]
     requested = {row["flag"]: row["requested"] for row in flags}
@@ -107,7 +107,7 @@ class Doctor:
         self.rig: Rig | None = None
         played = with_fixed_opponent(config)
         with activity(console, "building the env"), survey_of(played, Console(quiet=True)) as survey:
-            # With vec_env=shared, `env_facts` knows the envs' CPU share only from these measurements.
+            # With vec_env=shared the plan needs the CPU share of the envs, so `survey.costs` measures it.
             shared = config.vec_env == "shared"
             self.facts = env_facts(played, survey, survey.costs) if shared else env_facts(played)
         self.plan = resolve(config, case.sources, self.facts, self.machine)

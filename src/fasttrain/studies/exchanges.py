@@ -35,7 +35,7 @@ DONE, AT = "exchanges", "exchanged_at"  # entries of study.json
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError: the exchanges are not possible."""
+    """Raises ConfigError if the exchanges of `config.population` are not possible."""
     if config.policies and config.population.exchange_every:
         raise ConfigError("population.exchange_every: a training with policies.… has no exchanges; remove one of them")
     own, usable = config.population, [f"algo.{name}" for name in EXPLORED if hasattr(config.algo, name)]
@@ -176,9 +176,9 @@ def metric_of(qualities: Collection[Mapping[str, Any]]) -> str:
 
 
 def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int, number: int) -> None:
-    """Give each of the worst models the weights of one of the best with its settings, some of them changed a little.
+    """Give each of the worst models the weights and settings of one of the best, and change some settings a little.
 
-    `number`: how many exchanges there were with this one. Together with the seed it decides the new settings.
+    `number`: number of this exchange, from 1. It decides the changes together with the seed.
     """
     summaries = [read_json(study.folder_of(member) / "summary.json") for member in members]
     if any(summary.get("status") != "done" or summary["env_steps"] < until for summary in summaries):

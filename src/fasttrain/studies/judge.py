@@ -18,9 +18,9 @@ from fasttrain.studies.study import Cell
 
 RISE = 0.9  # default threshold, as a share of the rise of the baseline's training curve
 TAIL = 0.2  # last part of a training curve; its mean depends less on chance than one final policy
-EVERY_BYTE = 10**12  # episodes.csv is read completely
+EVERY_BYTE = 10**12  # file size up to which episodes.csv is read as a whole
 WINDOW = 100  # episodes in each running mean of the curve, as in the live view
-OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # others are below `quality`
+OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # others: in `quality` of the summary
 # Figures that are shown as the interquartile mean over seeds, with a bootstrap interval.
 FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
 

@@ -45,7 +45,7 @@ class CellTask:
     stop_on_error: bool
 
     def __call__(self, _: object) -> int:
-        """Run the job in HydraConfig; returns the exit code of its cell."""
+        """Run the job that HydraConfig describes; returns the exit code of the cell."""
         from hydra.core.hydra_config import HydraConfig
 
         job = HydraConfig.get()
@@ -103,7 +103,7 @@ def parallel_cells(asked: int | str, launcher: Any) -> int:
     """
     if "slurm" in str(launcher.get("_target_")).lower():
         return 0
-    cores, jobs = usable_cores(), launcher.get("n_jobs")  # joblib's; negative: counted from the number of cores
+    cores, jobs = usable_cores(), launcher.get("n_jobs")  # joblib's n_jobs; -1: all cores, -2: all but one
     if asked != "auto":
         return int(asked)
     if jobs is not None:

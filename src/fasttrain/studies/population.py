@@ -1,7 +1,7 @@
 """`fasttrain population=8`: trains several models side by side, and says which is the best.
 
-Each model is a training of its own, in a process with cores of its own, and gets the numbers that it would get alone on
-these cores. The processes are forked (`warm`), so that all models together import and compile once.
+Each model is a training of its own, in a process with cores of its own. Without exchanges a model's results are those
+of a single run on these cores. The processes are forked (`warm`), so that all models together import and compile once.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def figures_of(cell: Cell) -> dict[str, Any]:
 
 
 def conclude(study: Study, config: Config, members: Sequence[Wanted]) -> None:
-    """Print the table and the best model, and measure that model again on games that did not choose it."""
+    """Print the table and the best model, and measure it again on games that were not used to choose it."""
     models = store(study, config, members)
     changing = exchanges.changing(config)
     names = ["model", "steps/s", "mean reward [95 %]", "win rate [95 %]", "trained"]
@@ -153,7 +153,7 @@ def conclude(study: Study, config: Config, members: Sequence[Wanted]) -> None:
         _tell_mean(study, label, metric, [cell for member, cell in models if member.label == label])
     frozen = study.failed(members)
     for cell in frozen:
-        study.say(f"frozen: {cell.label} seed {cell.seed} after {_steps(cell):,} steps: {cell.error}")
+        study.say(f"ended by an error: {cell.label} seed {cell.seed} after {_steps(cell):,} steps: {cell.error}")
     if models and config.eval.episodes:
         _tell_best(study, config, *models[0], metric)
     study.conclude(frozen)
@@ -171,7 +171,7 @@ def _tell_mean(study: Study, label: str, metric: str, cells: Sequence[Cell]) -> 
 
 
 def _tell_best(study: Study, config: Config, member: Wanted, cell: Cell, metric: str) -> None:
-    """The best of several is partly the luckiest, so the best model plays games with other seeds, too."""
+    """Print the best model's result, also on games with other seeds: the best of several is partly the luckiest."""
     folder = study.folder / "best"
     with activity(study.console, "evaluating the best model on other games"):
         typed = [f"run={cell.folder}", f"eval.seed={config.eval.seed + FRESH}"]

@@ -42,7 +42,7 @@ FILLED = 20_000  # transitions in a replay buffer before updates are timed: more
 BUFFER = 50_000  # largest replay buffer, in transitions, because two configurations are in memory
 WARMUP = 1_000
 ROUNDS = 12  # short windows of each part, so that other programs disturb all parts alike; the first is not used
-LEAST_ROUNDS, SLACK = 2, 1.5  # a slow part is measured for 2 rounds and 1.5 times its `seconds` at most
+LEAST_ROUNDS, SLACK = 2, 1.5  # from round 3 on, a part is skipped after 1.5 times its `seconds`
 Window = dict[str, float]  # part → seconds per env step
 Samples = dict[str, list[float]]  # part → seconds per env step of each window
 
@@ -101,7 +101,7 @@ class Rig:
             torch.set_num_threads(torch_threads)
         self._said = (folder / DOCTOR_LOG).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
-        with contextlib.redirect_stdout(self._said):  # loggers print to the stdout at the time when they are built
+        with contextlib.redirect_stdout(self._said):  # loggers keep the stdout that is set when they are built
             self.run = build(plan, folder, Console(file=self._said, width=140))
         self.config: Config = self.run.plan.config
         model: Any = self.run.model
@@ -132,7 +132,7 @@ class Rig:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rollout = getattr(self.model, "n_steps", 1) * self.num_envs
-            enough = max(self.config.total_timesteps, 4 * rollout)  # two iterations and the start of a third
+            enough = max(self.config.total_timesteps, 4 * rollout)  # `timer` needs the starts of two rollouts
             self.model.learn(enough, [*self._callbacks, timer], **more)
         self._begun = True
         steps = max(1, timer.steps)

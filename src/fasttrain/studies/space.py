@@ -62,12 +62,12 @@ BOTH = ("num_envs", "batch_size", "updates_per_step")  # these settings change t
 
 
 def check_space(config: Config) -> None:
-    """Raises ConfigError: `tune.space` has an unknown key, or a value that its setting cannot have."""
+    """Raises ConfigError if `tune.space` has an unknown key, or a value that its setting cannot have."""
     check_ranges(config, "tune.space", config.tune.space or {})
 
 
 def check_ranges(config: Config, of: str, space: Mapping[str, Any]) -> None:
-    """Raises ConfigError: the setting `of` has an unknown key, or a value that this key cannot have."""
+    """Raises ConfigError if the setting `of` has an unknown key, or a value that this key cannot have."""
     for key, values in space.items():
         where, example = f"{of}: {key}", "{low: 1e-4, high: 1e-2, log: true}"
         check_key(of, key)
@@ -85,7 +85,7 @@ def check_ranges(config: Config, of: str, space: Mapping[str, Any]) -> None:
 
 
 def check_key(of: str, key: str) -> None:
-    """Raises ConfigError: the key is no setting of a training."""
+    """Raises ConfigError if the key is no setting of a training."""
     if key not in (known := all_keys()):
         raise ConfigError(f"{of}: unknown key '{key}'{did_you_mean(key, known)}")
     if key.split(".")[0] in OWN_KEYS:
@@ -93,7 +93,7 @@ def check_key(of: str, key: str) -> None:
 
 
 def converted(config: Config, where: str, key: str, values: Iterable[object]) -> list[Any]:
-    """The values in the type of their setting. Raises ConfigError: the setting cannot have such a value."""
+    """The values in the type of their setting. Raises ConfigError if the setting cannot have such a value."""
     *groups, name = key.split(".")
     group = type(reduce(getattr, groups, config))
     one = {each.name: each for each in fields(group)}.get(name)
@@ -114,7 +114,7 @@ def start_of(config: Config, folder: Path) -> Point:
 def space_of(config: Config, start: Point, cores: int, typed: Container[str], speed: bool, learning: bool) -> Space:
     """The space of `tune.space`, or the usual one: settings that change the speed, the learning or both.
 
-    `start`: as `start_of` returns it; `cores`: usable cores; `typed`: keys that the usual space leaves out.
+    `start`: as `start_of` returns it; `cores`: usable cores; `typed`: keys set by the user, not in the usual space.
     """
     around = _around(config, start)
     of_speed = {**{key: around[key] for key in BOTH if key in around}, **_computing(config, start, cores)}
@@ -131,7 +131,7 @@ def space_of(config: Config, start: Point, cores: int, typed: Container[str], sp
 
 
 def range_of(config: Config, key: str, wanted: Any) -> list[Any] | Range:
-    """The typed values of a key in the type of their setting; `check_ranges` has accepted them."""
+    """The user's list or range for `key`, which `check_ranges` has accepted. A range gets the type of the setting."""
     if not isinstance(wanted, dict):
         return [*wanted]
     low, high = converted(config, key, key, (wanted["low"], wanted["high"]))
@@ -188,7 +188,7 @@ def update_ratio(config: Config, point: Point, start: Point) -> float:
         if value["updates_per_step"] < 0:
             return 1.0
         return float(value["updates_per_step"]) / float(value["num_envs"]) / (count if unit == "step" else 1)
-    if not config.algo.spec.on_policy:  # ARS: the environments' number does not change its updates
+    if not config.algo.spec.on_policy:  # ARS, whose updates per env step do not depend on num_envs
         return 1.0
     rollout, epochs = _rollout(value), value.get("algo.n_epochs") or 1
     batch_size = (config.algo.spec.minibatches and value.get("batch_size")) or rollout
@@ -202,7 +202,7 @@ def _rollout(value: Point) -> int:
 
 
 def not_worth(config: Config, point: Point, start: Point, least_ratio: float) -> str:
-    """Why `point` is not tried; empty if it is. `least_ratio`: updates per env step, of which 98 % suffice."""
+    """Why `point` is not tried; empty if it is. `least_ratio`: a point needs 98 % of these updates per env step."""
     value = {**start, **point}
     rollout = config.algo.spec.on_policy and (_rollout(value) if value["algo.n_steps"] else value["algo.rollout_size"])
     batch_size = (config.algo.spec.minibatches and value.get("batch_size")) or 1

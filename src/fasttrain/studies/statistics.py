@@ -26,8 +26,8 @@ RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
 REWARD_MARGIN = 0.05  # margin as a share of the baseline's mean reward
-# In zero-sum games the mean reward is about 0, and so is 5 % of it. If the mean is below NEAR_ZERO standard deviations
-# of the baseline's seeds, the margin is SPREAD_MARGIN such deviations, with which about ten seeds give a verdict.
+# In zero-sum games 5 % of the mean reward is about 0, too small a margin. So if |mean| is below NEAR_ZERO standard
+# deviations over the baseline's seeds, the margin is SPREAD_MARGIN of them: then about ten seeds give a verdict.
 NEAR_ZERO, SPREAD_MARGIN = 1.0, 1.5
 TINY = 1e-9  # smallest margin, for the case that all values are zero
 SLIGHT = 0.05  # smallest gain in speed that justifies a setting

@@ -40,7 +40,7 @@ from fasttrain.terminal import command, one_line, rate_text, spelt
 
 # Called about every second with the folder of a running cell. If a reason is returned, the cell saves and ends.
 Ended = Callable[[Path], str] | None
-LOOK_S = 1.0  # seconds between two calls of such a function
+LOOK_S = 1.0  # seconds between two calls of an `Ended` function
 LEAST_WINDOWS = 3  # with fewer windows `Cell.rate` also uses the first window
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped", 130: "stopped"}
 
@@ -100,7 +100,7 @@ class Cell:
 
 
 class Place(NamedTuple):
-    """The cores of a cell that has others beside it, and the list that holds its process while it runs."""
+    """For a cell that runs beside others: the cell's cores, and the list of the processes of all running cells."""
 
     cores: Sequence[int]
     processes: list[Process]
@@ -110,14 +110,14 @@ def run_cell(
     command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None,
     ended: Ended = None, place: Place | None = None,
 ) -> tuple[Cell, bool]:  # fmt: skip
-    """Run `fasttrain COMMAND overrides…` into `folder`. The output goes into log.txt in this folder.
+    """Run `fasttrain COMMAND overrides…` into `folder`, never a profile's sweep. The output goes into `folder`/log.txt.
 
     Returns the cell, and whether SIGINT or SIGTERM came while it ran. The cell also gets the signal, saves and ends.
     `place`: None for a cell that may use all cores.
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    one = [] if command == "resume" else [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # a profile may sweep
+    one = [] if command == "resume" else [override("hydra.run.dir", folder), "hydra.mode=RUN"]
     group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
     environment = {**COMPILES_FIRST, **os.environ, GROUP: str(group)}
     goes_on = command == "resume" or "on_existing=resume" in overrides
@@ -173,7 +173,7 @@ STUDY_SCHEMA = 1
 OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "sweep", "population",
             "report", "live")  # fmt: skip
 MINUTES = 10.0  # length of an ablation or a search, if minutes=… is not given
-FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are not notes
+FIXED = ("schema", "command", "arguments", "cells")  # the entries of study.json that every study has
 CELL_OVERRIDES = ("live=off", "report=false")
 # An unfinished cell starts again from the beginning, so it needs no checkpoints. Typed overrides win over these values.
 CELL_DEFAULTS = ("on_existing=overwrite", "checkpoint_every=0")
@@ -290,8 +290,8 @@ class Study:
             time.sleep(0.2)
 
     def usual(self, wanted: Wanted) -> list[str]:
-        """Overrides under the typed ones. Another seed on this computer takes over what the first seed's plan chose
-        for `auto`, so that all seeds have one plan, and neither checkup nor trial runs again.
+        """Overrides that typed ones replace. Later seeds on this computer get what the first seed chose for `auto`: so
+        all seeds have one plan, and neither the checkup nor `check.with_trial` runs again.
         """
         here = platform.platform()
         for cell in self.cells:

@@ -28,7 +28,7 @@ WORKERS = ".workers"  # a folder for each process of the search; the process hol
 
 
 def check_installed() -> None:
-    """Raises ConfigError: Optuna is missing."""
+    """Raises ConfigError if Optuna is missing."""
     if missing := [name for name in ("optuna", "filelock") if find_spec(name) is None]:
         raise ConfigError(f"tune needs {' and '.join(missing)}: pip install 'fasttrain[tune]'")
 
@@ -45,7 +45,7 @@ class Trials:
     """The trials of one objective and one space.
 
     Args:
-        objective: a text that differs if values cannot be compared: the objective and the trainings' settings.
+        objective: a text of the objective and the trainings' settings. Only trials with the same text can be compared.
         lock: as `lock_of` returns it.
         seed: of Optuna's sampler. None for processes that join a search, so that they draw other settings.
     """
@@ -71,7 +71,7 @@ class Trials:
         try:
             self._study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL), lock_obj=lock)),
-                study_name=mark,  # trials of another objective or space cannot be compared
+                study_name=mark,  # only trials of one objective and space can be compared
                 load_if_exists=True,
                 direction="maximize",
                 sampler=optuna.samplers.TPESampler(n_startup_trials=RANDOM, seed=seed),
@@ -84,7 +84,7 @@ class Trials:
             ) from error
 
     def leave(self) -> None:
-        """Let other processes try the unfinished trials of this one again."""
+        """Let other processes repeat the unfinished trials of this process."""
         self._held.close()
 
     def add_start(self, start: Point) -> None:
@@ -126,7 +126,7 @@ class Trials:
         return bool(same)
 
     def known(self) -> list[FrozenTrial]:
-        """The trials that a process has begun, without those of killed processes that `ask` replaced."""
+        """All trials that were begun, except trials of killed processes that `ask` has begun again."""
         every = self._study.get_trials(deepcopy=False)
         return [each for each in every if WORKED_BY in each.user_attrs and each.state != self._states.FAIL]
 

@@ -59,7 +59,7 @@ class Objective(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Objective:
-        """Raises ConfigError: there is no such objective."""
+        """The objective that `text` names. Raises ConfigError if there is none."""
         name, _, number = text.partition(":")
         with suppress(ValueError):
             if text in OBJECTIVES or (name == "time_to" and math.isfinite(float(number))):
@@ -98,7 +98,7 @@ class Objective(NamedTuple):
         return rate_text(value) if self.threshold is None else with_interval(self.told(value), None, "{:.3g} s")
 
 
-LIMITS = ("run", "on_existing", "minutes", "tune.trials")  # processes of one search can have different ones
+LIMITS = ("run", "on_existing", "minutes", "tune.trials")  # in these settings the processes of one search may differ
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
@@ -173,7 +173,7 @@ class Search:
         searched = space.space_of(self.config, self.start, usable_cores(), {*map(key_of, self.base)}, *kinds)
         self.study.say("space: " + ", ".join(f"{key} {space.text_of(own)}" for key, own in searched.items()))
         seed = self.config.seed if leads else None
-        runs = [each.overrides for each in wanted]  # trials of other trainings cannot be compared
+        runs = [each.overrides for each in wanted]  # only trials with equal overrides can be compared
         self.trials = Trials(self.study.folder, self.study.lock, f"{self.objective.name} {runs}", searched, seed)
         if leads:
             self.trials.add_start(self.start)
@@ -253,7 +253,7 @@ class Search:
                 return None, f"refused: {why or 'it reports no value'}"
             values.append(value)
             if self.objective.evaluated and number < len(wanted):
-                trial.report(fmean(values), ENDLESS + number)  # after every evaluation
+                trial.report(fmean(values), ENDLESS + number)  # a later step than that of any evaluation
                 if trial.should_prune():
                     return None, LATE
         return fmean(values), ""
@@ -351,6 +351,6 @@ class Search:
         changed = [key for key in point if key not in BY_NAME or BY_NAME[key].class_of(point[key]) == "trade-off"]
         if changed and self.objective.speed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
-            self.study.say(f"{said}: check the learning by {command()} compare before you rely on it")
+            self.study.say(f"{said}; before you use the profile, compare the learning: {command()} compare")
         typed = [text for text in self.base if key_of(text) not in point]
         self.study.say_profile("tuned", path, typed)

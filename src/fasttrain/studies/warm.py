@@ -86,7 +86,7 @@ class Forked:
 
 
 class Server:
-    """The user's end of a server: starts the process, and asks it for runs."""
+    """The client of a server: starts the server process, and asks it for runs."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -139,7 +139,7 @@ def start(
 
     Args:
         environment: all environment variables of the run.
-        parent: the variable that gets the id of the process with whose end the run shall end.
+        parent: environment variable of the run for the id of a process. The run ends when that process ends.
         cores: numbers of the cores on which the run may compute (Linux); None: those of this process.
     """
     with _lock:
@@ -191,7 +191,7 @@ FREE = (signal.SIGINT, signal.SIGTERM, *(getattr(signal, name) for name in ("SIG
 def serve(number: int) -> None:
     """Fork runs for the process at the other end of the socket with the file descriptor `number`."""
     gc.disable()
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in FREE}  # a run gets the signals, and ends by itself
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in FREE}  # the runs get and handle these signals
     for module in IMPORTED:
         import_module(module)
     gc.freeze()
@@ -209,7 +209,7 @@ def serve(number: int) -> None:
         if asked.fileno() in ready:
             length, handles, _, _ = socket.recv_fds(asked, NUMBER.size, 2)
             if len(handles) < 2:
-                os._exit(0)  # the user of this server has ended
+                os._exit(0)  # the process that uses this server has ended
             told = json.loads(asked.recv(NUMBER.unpack(length)[0], socket.MSG_WAITALL))
             status = socket.socket(fileno=handles[1])
             if not (pid := os.fork()):
@@ -230,7 +230,7 @@ def _tell_ended(running: dict[int, socket.socket]) -> None:
     for pid in [*running]:
         gone, status = os.waitpid(pid, os.WNOHANG)
         if gone:
-            with running.pop(pid) as told, suppress(OSError):  # the user of this server may have ended
+            with running.pop(pid) as told, suppress(OSError):  # the process that uses this server may have ended
                 told.send(NUMBER.pack(os.waitstatus_to_exitcode(status)))
 
 

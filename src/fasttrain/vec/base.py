@@ -1,8 +1,8 @@
 """Vector envs that write each step into preallocated slots. Copies and infos for SB3 are built only on demand.
 
 An algorithm sees its envs as a `SlotSource`. A `SlotVecEnv` is a SlotSource. `SlotAdapter` makes a SlotSource of any
-other SB3 `VecEnv`: stock classes, wrappers, third-party classes. So algorithms have one code path. The type of the
-outermost env decides about the adapter, so that no wrapper is skipped: `VecNormalize(NativeVecEnv(...))` gets one.
+other SB3 `VecEnv`: stock classes, wrappers, third-party classes. So algorithms have one code path. An env gets an
+adapter unless its outermost class is a SlotVecEnv: so no wrapper is skipped, as in `VecNormalize(NativeVecEnv(...))`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EmptyMasks:
         envs: Int64Array | None = None,  # (N,) env of each mask; None: the masks are those of all envs
         whose: str = "",
     ) -> None:
-        """Check one mask for each of `envs`. Raises EnvError: a mask is empty and `self.raises` is set."""
+        """Check one mask for each of `envs`. Raises EnvError if a mask is empty and `self.raises` is set."""
         self.step = self.step if step is None else step
         rows = stuck_envs(action_masks, dims)
         if not len(rows):
@@ -126,8 +126,8 @@ def empty_slots(
 def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
     """The info that SB3 expects in the step in which an episode ended.
 
-    The entry `episode` has the return, length and time. A Monitor's record is kept if it agrees with these, if the
-    episode was lost, or if `keeps_records` is False: then a Monitor counts games, while an episode may be one life.
+    The entry `episode` has return, length and time. With `keeps_records=False` it is the record of the user's Monitor,
+    which counts games, not lives. Else a Monitor's record is used only if it agrees, or if the episode was lost.
     """
     info = {key: value for key, value in episode.info.items() if key != "episode"}
     record, counted = record_of(episode.info), (episode.episode_return, episode.length)
@@ -284,7 +284,7 @@ class SlotVecEnv(SlotSource, VecEnv):
         return [None] * self.num_envs
 
     def env_indices(self, indices: VecEnvIndices) -> list[int]:
-        """SB3's env indices (None, int or iterable) as a list. Raises IndexError: an index is out of range."""
+        """SB3's env indices (None, int or iterable) as a list. Raises IndexError if an index is out of range."""
         if indices is None:
             return list(range(self.num_envs))
         chosen = [int(i) for i in indices] if isinstance(indices, Iterable) else [int(indices)]

@@ -175,7 +175,7 @@ class Crew:
     def wait_step(self) -> list[Record]:
         """Wait until every worker has stepped. Returns the records of all envs.
 
-        Raises EnvError: an env or a worker failed, and `on_env_error` is "raise", or there were too many restarts.
+        Raises EnvError if an env or a worker failed, and `on_env_error` is "raise", or there were too many restarts.
         """
         deadline = time.monotonic() + self.options.step_timeout_s
         records: list[Record] = []
@@ -237,7 +237,7 @@ class Crew:
         Waits for steps that have begun, and stores their results for `wait_step`. A worker that fails is replaced and
         called again.
 
-        Raises EnvError: a worker failed, as in `wait_step`.
+        Raises EnvError if a worker failed, as in `wait_step`.
         """
         payloads = {index: pack((name, args)) for index, args in arguments.items()}
         self._collect_steps()
@@ -282,7 +282,7 @@ class Crew:
         If it fails between two steps (`stepping=False`), the arrays do not change. The next step reports the ends of
         these episodes instead of stepping these envs. Returns the infos of the resets.
 
-        Raises EnvError: `on_env_error` is "raise", or there were too many restarts.
+        Raises EnvError if `on_env_error` is "raise", or there were too many restarts.
         """
         index = worker.settings.worker
         rows = self._rows(worker)
@@ -290,7 +290,7 @@ class Crew:
         while True:
             if self.options.on_env_error == "raise":
                 worker.pending = False
-                if error.failure is None:  # a hanging worker's late reply could be taken for the next reply
+                if error.failure is None:  # the worker died or hangs: a late reply could pass for the next one
                     worker.process.kill()
                 raise self._env_error(worker, error) from error.cause
             self._count_restart(worker, error)

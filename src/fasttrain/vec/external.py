@@ -60,4 +60,4 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def limits(self, play: Callable[[], object]) -> tuple[str, list[str]]:
-        """The bottleneck of the games while `play` plays them, and overrides of settings to test this bottleneck."""
+        """The bottleneck of the games while `play` plays them, and overrides that may make the games faster."""

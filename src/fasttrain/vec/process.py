@@ -99,13 +99,13 @@ class WorkerProcess:
         self.first, self.stop = settings.first, settings.first + num_envs
 
     def assign(self, settings: Settings, num_envs: int, keeps: bool, timeout_s: float) -> None:
-        """Assign envs to a process that ran tasks. `keeps`: the env of the tasks becomes the first env."""
+        """Assign envs to a process that ran tasks. `keeps`: the env that the tasks built becomes the first env."""
         self._set_envs(settings, num_envs)
         with suppress(DeadlineError, OSError):  # the method `ready` raises this error later
             self.channel.send(pack(Assignment(settings, keeps)), timeout_s)
 
     def ready(self, timeout_s: float) -> Ready:
-        """Wait until the worker's envs are built. Raises WorkerLostError: building failed, or took too long."""
+        """Wait until the worker's envs are built. Raises WorkerLostError if building failed, or took too long."""
         answer = self.receive(timeout_s, "building its envs")
         forget_name(self.channel.go)
         forget_name(self.channel.done)
@@ -115,7 +115,7 @@ class WorkerProcess:
 
     def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
         """Send the shared memory to the worker. `control` is the worker's row of control words."""
-        control[:STEP_NS] = 0  # from STEP_NS on: sums, which a replaced worker's successor continues
+        control[:STEP_NS] = 0  # words from STEP_NS on are sums, which go on after a worker was replaced
         control[ROW] = NO_ROW
         self.control = control
         try:
@@ -205,7 +205,7 @@ class WorkerProcess:
         self.channel.connection.close()
 
     def receive(self, timeout_s: float, doing: str) -> Any:
-        """The worker's next message. Raises WorkerLostError: the worker died, or sent no message in time."""
+        """The worker's next message. Raises WorkerLostError if the worker died, or sent no message in time."""
         try:
             payload = self.channel.receive(timeout_s)
         except DeadlineError:
@@ -236,7 +236,7 @@ class PipedProcess:
 
     Args:
         name: for messages.
-        place: `module:function`, which is called in the process with its end of the pipe and `arguments`.
+        place: `module:function`. The process calls it with the process's end of the pipe and `arguments`.
         environment: environment variables to set besides those of the trainer.
     """
 
@@ -255,7 +255,7 @@ class PipedProcess:
     def use_pipe(self, action: Callable[[], T]) -> T:
         """Run `action`, which uses the connection, and return its result.
 
-        Raises WorkerLostError: the process has ended. `GamesProcess` raises an EnvError instead.
+        Raises WorkerLostError if the process has ended. `GamesProcess` raises an EnvError instead.
         """
         try:
             return action()

@@ -92,9 +92,9 @@ class InfoTurns:
 
     def __init__(self, env: VecEnv, source: SlotSource) -> None:
         self.env, self.source = env, source
-        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # of the next opponent; 0: the learner is next
+        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # (N,) seat that acts next; 0: the learner's
         shape = env.action_space.shape or ()
-        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # -1: TwoSided does not step
+        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # at -1 TwoSided does not step
         self.again = None
 
     @property
@@ -166,7 +166,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
-        slots.terminations[:] = True  # so that rewards before the learner's first action are stored in `_next_rewards`
+        slots.terminations[:] = True  # as after an episode's end: opponents' rewards go to `_next_rewards`
         self._let_opponents_act([])
         self.clear_slots()
         self._share_state()
@@ -181,7 +181,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         if slots.resets is None:
             self._next_rewards[:] = 0.0
             self._lengths += 1
-        else:  # `resets`: the engine refused the action; the reward is kept until it accepts one
+        else:  # where `resets` is True the game refused the action, and the reward waits for an accepted one
             slots.rewards[slots.resets] = 0.0
             self._next_rewards[~slots.resets] = 0.0
             self._lengths += ~slots.resets

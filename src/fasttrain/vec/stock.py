@@ -233,7 +233,7 @@ class ActionLogVecEnv(DummyVecEnv):
 
 
 class Resting:
-    """An env that makes no steps: the last observation, without reward and end."""
+    """An env whose `step` does nothing: it returns the last observation, reward 0 and no end."""
 
     def __init__(self, env: Any, observation: Any) -> None:
         self.env, self.observation = env, observation

@@ -1,8 +1,8 @@
 """GymVecEnv: a Gymnasium `VectorEnv`, which steps N envs in one call, as an SB3 vector env with slots.
 
 `metadata["autoreset_mode"]` of a VectorEnv says when the next episode begins. SAME_STEP is what SB3 does. With
-DISABLED, GymVecEnv resets the envs that ended before its step returns. With NEXT_STEP the step after an episode's end
-only resets and ignores the action: `slots.resets` marks these rows, and algorithms do not learn from them.
+DISABLED, GymVecEnv's step resets the envs that ended. With NEXT_STEP an env ignores its first action after an episode's
+end and only resets: `slots.resets` marks the rows of these envs, and algorithms do not learn from them.
 
 A row may also rest: its next action is ignored because its agent is out of the game or waits for other agents. The
 VectorEnv marks such rows in `infos["rests"]`, (N,) bool. The reward and the end that a resting row receives belong to
@@ -34,7 +34,7 @@ Make = Callable[..., VectorEnv[Any, Any, Any]]  # called with num_envs=N
 def registered(env_id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None = None) -> Make:
     """A function that makes the VectorEnv registered as `vector_entry_point` of an env id.
 
-    Raises EnvSpecError: the id is not registered, or has no vector_entry_point.
+    Raises EnvSpecError if the id is not registered, or has no vector_entry_point.
     """
     try:
         spec = gymnasium.spec(env_id)
@@ -87,7 +87,7 @@ class GymVecEnv(SlotVecEnv):
 
     @property
     def resets_late(self) -> bool:
-        """Whether there are steps in which some rows only reset, or rest. Stock SB3 would learn from such rows."""
+        """Whether rows ignore their action in some steps (`slots.resets`). Stock SB3 would learn from such rows."""
         return self.mode is AutoresetMode.NEXT_STEP or bool(self.venv.metadata.get("rows_rest"))
 
     def reset(self) -> VecEnvObs:
@@ -127,7 +127,7 @@ class GymVecEnv(SlotVecEnv):
         self._store_state(observations, infos, over)
 
     def _store_state(self, observations: object, infos: Mapping[str, Any], over: BoolArray = NO_ROW) -> None:
-        """Write the state that the next actions act on into the slots. `over`: (N,) rows whose episode ended."""
+        """Write into the slots the state before the next actions. `over`: (N,) rows whose episode ended."""
         slots = self.slots
         rests: BoolArray = over if self.mode is AutoresetMode.NEXT_STEP else infos.get("rests", NO_ROW)
         slots.rests = rests if rests.any() else None
@@ -155,7 +155,7 @@ class GymVecEnv(SlotVecEnv):
         return answer
 
     def _read_masks(self, observations: object, infos: Mapping[str, Any], rows: BoolArray | None) -> None:
-        """Read the masks of these rows (N,) bool; None: all rows. Rows that only reset or rest have no mask."""
+        """Read the masks of these rows (N,) bool; None: all rows. Rows that ignore their next action have no mask."""
         masks: Any = self.slots.action_masks
         if rows is None:
             rows = np.ones(self.num_envs, np.bool_)
@@ -244,7 +244,7 @@ class RowMasks:
     def read(self, observations: Any, infos: Mapping[str, Any], rows: BoolArray, into: BoolArray) -> None:
         """Write the masks of `rows`, (N,) bool, into their rows of `into` (N, A).
 
-        Raises EnvError: a row has no mask, or one of the wrong length or type.
+        Raises EnvError if a row has no mask, or one of the wrong length or type.
         """
         source = infos if self.in_infos else observations
         masks: Any = mask_entry(source, self._keys) if self._method is None else self._method()

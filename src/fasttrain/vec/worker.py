@@ -44,7 +44,7 @@ from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
 Env = gymnasium.Env[Any, Any]
 
 STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: reply without stepping; see `Crew._post`
-CLOSE_S = 1.0  # most seconds to send the result of closing the envs
+CLOSE_S = 1.0  # timeout for sending the result of closing the envs
 NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # the kind of message that follows on the pipe
 
 
@@ -144,7 +144,7 @@ class Worker:
                     "masks in all or in none"
                 )
         # The search for masks may have reset the env. Build a new one, so that its first episode is the same as in a
-        # DummyVecEnv. fasttrain's own factories search in every vector env, so their first episodes are the same.
+        # DummyVecEnv. fasttrain's own factories (with `around`) make this search in a DummyVecEnv, too: the env stays.
         if masks.used_env and not hasattr(factories[0], "around"):
             close_env(envs[0])
             envs[0] = factories[0]()

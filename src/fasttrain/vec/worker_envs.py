@@ -120,7 +120,7 @@ class MaskReader:
         return mask_method(env) if self.convention == "method" else None
 
     def read(self, method: Callable[[], Any] | None, observation: Any, info: Mapping[str, Any]) -> Any:
-        """The mask (A,) of the present state. Raises EnvError: there is no mask, or it does not fit the space."""
+        """The mask (A,) of the present state. Raises EnvError if there is no mask, or it does not fit the space."""
         if method is not None:
             mask = method()
         else:
@@ -190,7 +190,7 @@ class EnvRows:
     def step(self, buffer: int) -> list[Record]:
         """Step every env with its action in the arrays, and write its row. `buffer`: the observation array to write.
 
-        Raises NeedsRestartError: an env failed, and it cannot or must not be rebuilt here.
+        Raises NeedsRestartError if an env failed, and it cannot or must not be rebuilt here.
         """
         arrays, actions = self.arrays, self.arrays.actions
         self._into, self._before = arrays.observations[buffer], arrays.observations[1 - buffer]
@@ -217,8 +217,8 @@ class EnvRows:
     def _store_step(self, row: int, env: Env, answer: Any) -> None:
         if self._guard.forked:  # this check takes 20 ns
             self._guard.check()
-        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns; `check_step`: 400 ns
-            check_step(answer)
+        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:
+            check_step(answer)  # makes the same check in 400 ns, the line above in 60 ns
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
         arrays.rewards[row] = reward if type(reward) is float else as_reward(reward)

@@ -41,7 +41,7 @@ Space = spaces.Space[Any]
 class Arrays(NamedTuple):
     """Views into the block: of all N envs, or of the rows of one worker."""
 
-    observations: tuple[Observations, Observations]  # steps fill them in turn; one has the state before the step
+    observations: tuple[Observations, Observations]  # steps fill them in turn: one has the state before a step
     final_observations: Observations  # row i is valid if env i ended in the last step
     actions: NDArray[Any]
     rewards: Float32Array
@@ -76,8 +76,8 @@ class Layout:
         return arrays, control
 
     def _arrange(self, block: mmap.mmap | None) -> tuple[Arrays, Int64Array, int]:
-        """The arrays one after another, the control words, the size in bytes. Only the size is valid without a
-        block."""
+        """The arrays, laid out one after another in `block`, the control words, the size in bytes. If `block` is None,
+        only the size is valid."""
         n, end = self.num_envs, 0
 
         def take(*shape: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -113,7 +113,7 @@ class Layout:
 
 
 def check_spaces(observation_space: Space, action_space: Space) -> None:
-    """Raises EnvSpecError: a space has no fixed shape, or SB3 does not support the space."""
+    """Raises EnvSpecError if a space has no fixed shape, or SB3 does not support the space."""
     parts = list(observation_space.spaces.values()) if isinstance(observation_space, spaces.Dict) else []
     for space in (*(parts or [observation_space]), action_space):
         if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
@@ -131,7 +131,7 @@ class SharedBlock:
         self.size_bytes = size_bytes
         self._handle: int | str
         if sys.platform == "win32":
-            self._handle = f"fasttrain-{uuid4().hex}"  # name of a kernel object
+            self._handle = f"fasttrain-{uuid4().hex}"  # name of a Windows file mapping
             self.memory = mmap.mmap(-1, size_bytes, tagname=self._handle)
             return
         if hasattr(os, "memfd_create"):  # not limited by the size of /dev/shm, which is 64 MB in a container
@@ -177,7 +177,7 @@ def receive_block(connection: Connection) -> mmap.mmap:
 
 
 class ForkGuard:
-    """Ends a child process that an env has forked, when the child returns from the env's code into the worker's.
+    """Ends a child process that an env has forked, if the child leaves the env's code and would run the worker's code.
 
     Otherwise two processes would read the same commands and write the same slots. A child that stays inside the env's
     code may live on, for example in a process pool. `Worker.release_pipes` sets `forked` in every child.

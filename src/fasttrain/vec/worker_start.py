@@ -8,12 +8,12 @@ worker inherits a mask that blocks SIGINT and SIGTERM, and unblocks both once it
 processes that its env starts form a process group of their own, which is killed as a whole.
 
 Communication: two semaphores for steps, and a pipe for all other data. A step costs two semaphore operations and no
-message. Messages are sent in pieces so small that neither side ever blocks inside a piece: a worker that is stopped or
-killed in the middle cannot hang the trainer.
+message. Messages are sent in small pieces, and neither side waits while it writes or reads a piece: a worker that is
+stopped or killed in the middle cannot hang the trainer.
 
 A semaphore of multiprocessing has a name (/dev/shm/sem.mp-…) until its last user ends normally. When a process group is
-killed, as with a container or a job, the name is never removed. So here it is removed as soon as both processes
-have opened the semaphore.
+killed, as with a container or a job, the name is never removed. So fasttrain removes the name as soon as
+both processes have opened the semaphore.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fasttrain.terminal import let_output_end
 if sys.platform != "win32":
     import _multiprocessing  # type: ignore[import-not-found]  # what multiprocessing's own semaphores are made of
 
-# One numeric thread per worker: on C cores, K workers with C threads each are several times slower than with one each.
+# One numeric thread per worker: on C cores, K workers with C threads each are several times slower than K with one.
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
      "NUMBA_NUM_THREADS"),
@@ -117,7 +117,7 @@ def start_function(place: str, *arguments: object) -> None:
 
 
 def bind_to_trainer() -> None:
-    """From now on ignore signals, and end with the trainer: this process and all that it starts are killed then."""
+    """From now on ignore signals. When the trainer ends, this process and all that it started are killed."""
     if os.environ.get(SAFE_PATH) == OURS:
         del os.environ[SAFE_PATH]  # programs that an env starts shall not inherit it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -161,8 +161,8 @@ def _let_sigterm_end_forks() -> None:
 def _die_with_the_trainer() -> bool:
     """Let Linux kill this process group when the trainer's end of the pipe between them closes. False: not Linux.
 
-    The kernel does it, so this process need not run: an env may hold the interpreter in a long call, or the process
-    may be stopped. PR_SET_PDEATHSIG would not do: it reacts to the end of the thread that started the process.
+    The kernel sends the signal, so that it works even if an env holds the interpreter in a long call, or if this
+    process is stopped. PR_SET_PDEATHSIG would not do: it reacts to the end of the thread that started the process.
     """
     parent = parent_process()
     if parent is None or not sys.platform.startswith("linux"):
@@ -233,7 +233,7 @@ def make_semaphore(context: multiprocessing.context.BaseContext) -> Any:
 
 
 def forget_name(semaphore: Any) -> None:
-    """To be called once the started process has opened the semaphore: its name is then no longer tracked."""
+    """Stop tracking the semaphore's name. To be called once the started process has opened the semaphore."""
     if isinstance(semaphore, NamelessSemaphore):
         semaphore.forget_name()
 
@@ -261,9 +261,8 @@ class Bell:
         if sys.platform != "win32":
             self._poller = select.poll()  # Connection.poll makes one in each call, which takes 10 µs
             self._poller.register(self._reader.fileno(), select.POLLIN)
-            os.set_blocking(
-                self._writer.fileno(), False
-            )  # non-blocking mode belongs to the pipe, so it also applies in the processes that write
+            # Non-blocking mode belongs to the pipe: so writes of the other processes do not block either.
+            os.set_blocking(self._writer.fileno(), False)
 
     def release(self) -> None:
         """Add one to the count. Has no effect if the pipe is full, which happens at counts in the thousands."""
@@ -294,7 +293,7 @@ class Bell:
         self._reader, self._writer = None, state
 
 
-PIECE_BYTES = 4096  # a write of this size succeeds as a whole or not at all (PIPE_BUF; one buffer of a local socket)
+PIECE_BYTES = 4096  # a write of up to this size is never partial (PIPE_BUF; on a local socket: one buffer)
 _LENGTH = struct.Struct("<Q")
 _POLL_S = 0.1
 

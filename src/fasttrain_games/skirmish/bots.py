@@ -143,7 +143,7 @@ def _choose_smokescreen(game: Record, setup: Record, side: int) -> tuple[int, in
 
 @njit
 def _enemies_within(game: Record, setup: Record, side: int, unit: int, inches: int) -> int:
-    """The number of living enemies within `inches` of a unit; `inches` 0: of those whose weapons reach the unit."""
+    """The number of living enemies within `inches` of a unit. `inches` 0: the number whose weapons reach the unit."""
     count = 0
     for enemy in range(setup.num_units[1 - side]):
         reach = inches if inches else setup.range[1 - side, enemy]

@@ -112,7 +112,7 @@ class SkirmishGame(GameBatch):
             self.final_observations[ended] = slots.observations[ended]  # type: ignore[index]
             self._play_on(ended, True, min(parts, len(ended) // GAMES_PER_THREAD) if on_threads else 1)
         slots.truncations[indices] = False
-        if parts > 1:  # the time is stored per game, because the length of `indices` varies
+        if parts > 1:  # seconds per game, because the length of `indices` varies
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _play_on(self, indices: Int64Array, anew: bool, threads: int) -> None:
@@ -164,7 +164,7 @@ class SkirmishGame(GameBatch):
         self._mix[listed] = self._usual[listed] = opponents_for(mix, self.options.rosters)
 
     def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
-        """Choose the next games: {"mission": "only_war", "rounds": 2, "opponent": "greedy"}. {} plays as configured.
+        """Set options of the next games: {"mission": "only_war", "rounds": 2, "opponent": "greedy"}. {}: as configured.
 
         Raises:
             EnvSpecError: an unknown option, or a mission or number of rounds with which these games were not built.
@@ -175,7 +175,7 @@ class SkirmishGame(GameBatch):
         if unknown := [key for key in options if key not in RESET_OPTIONS]:
             raise EnvSpecError(f"Skirmish has no reset option {unknown[0]!r}: it takes {', '.join(RESET_OPTIONS)}")
         if mission not in (None, *missions):
-            raise EnvSpecError(f"Skirmish: mission={mission}: env.kwargs.mission has {', '.join(missions)}")
+            raise EnvSpecError(f"Skirmish: mission={mission}: choose one of env.kwargs.mission: {', '.join(missions)}")
         if rounds is not None and (type(rounds) is not int or not 1 <= rounds <= most):
             raise EnvSpecError(f"Skirmish: rounds={rounds}: expected 1 to {most}, the value of env.kwargs.rounds")
         mix = self._usual[indices] if opponent is None else opponents_for(opponent, self.options.rosters)

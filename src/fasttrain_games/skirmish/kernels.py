@@ -1,8 +1,8 @@
 """The kernels of one vector step, called in this order: `apply_actions`, `advance`, `write_step`.
 
 For games that ended, `advance` and `write_step` are called again. There are three kernels, so that the time of
-opponents can be measured and no rule is compiled twice. None allocates memory or calls back into Python. Shapes: games
-(N,) GAME, setups (1,) SETUP, mix (N, 4) float64 cumulative weights, indices (K,) int64, actions (N, heads) int64.
+opponents can be measured; each rule is in one kernel only. None allocates memory or calls back into Python. Shapes:
+games (N,) GAME, setups (1,) SETUP, mix (N, 4) float64 cumulative weights, indices (K,) int64, actions (N, heads) int64.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _to_decision(game: Record, setup: Record) -> None:
 
 @njit
 def _outcome(game: Record, setup: Record) -> int:
-    """1: the learner won, -1: it lost, 0: a draw. Also stores the episode's numbers in the record."""
+    """1: the learner won, -1: it lost, 0: a draw. Also stores the episode's results in the `result_` fields."""
     for side in range(2):
         game.result_vp[side] = game.vp[side]
         game.result_health[side] = 0

@@ -87,11 +87,11 @@ def _mission(content: Mapping[str, Any], name: str, where: str, width: int, heig
         box = (left, bottom, right, top)
         turned = (width - right, height - top, width - left, height - bottom)
         terrain += [box, turned] if right > left and top > bottom else []
-    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # a copy may equal its original
+    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # turned copies may equal originals
     if not 1 <= len(markers) <= MAX_MARKERS:
-        raise ConfigError(f"{where}: markers: 1 to {MAX_MARKERS} with copies turned 180 degrees, got {len(markers)}")
+        raise ConfigError(f"{where}: markers: {len(markers)} including copies turned by 180°; give 1 to {MAX_MARKERS}")
     if len(terrain) > MAX_TERRAIN:
-        raise ConfigError(f"{where}: terrain: at most {MAX_TERRAIN} with copies turned 180 degrees, got {len(terrain)}")
+        raise ConfigError(f"{where}: terrain: {len(terrain)} including copies turned by 180°; at most {MAX_TERRAIN}")
     rows = max(1, _round(rows * along))
     if 2 * rows + 1 > height:
         raise ConfigError(f"{where}: deployment_rows={rows} leave no row between the two zones on height={height}")

@@ -144,7 +144,7 @@ def find_legal(game: Record, setup: Record, side: int) -> None:
 
 @njit
 def write_mask(game: Record, setup: Record, side: int, row: BoolArray) -> None:
-    """Write what `find_legal` stored into `row` ((A,) bool), head after head. A depends on the units of side 0."""
+    """Write into `row` ((A,) bool) what `find_legal` stored, head after head. A depends on the units of side 0."""
     own = setup.num_units[side]
     num_targets = setup.num_units[1 - side] + 1
     moving = game.phase == MOVE

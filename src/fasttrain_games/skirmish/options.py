@@ -41,7 +41,7 @@ class Options:
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Sizes of the heads: a move and a target per unit, a stratagem, the stratagem's unit; with "units" one."""
+        """Head sizes: a move and a target per unit, a stratagem, the stratagem's unit; one head in "units" mode."""
         own, enemies = len(self.rosters[0]), len(self.rosters[1])
         if self.action_mode == "units":
             return (25 + enemies + 1,)
@@ -142,8 +142,7 @@ def opponents_for(opponent: OpponentMix, rosters: Sequence[Sequence[Sheet]]) -> 
     own, enemies = len(rosters[0]), len(rosters[1])
     if cumulative[SELF - 1] < 1.0 and own != enemies:
         raise ConfigError(
-            f"opponent={opponent!r}: roster has {own} units, enemy_roster {enemies}; self-play needs as many on both "
-            "sides"
+            f"opponent={opponent!r}: roster has {own} units, enemy_roster {enemies}; self-play needs equal numbers"
         )
     return cumulative
 
@@ -169,5 +168,5 @@ def cumulative_mix(opponent: OpponentMix) -> tuple[float, ...]:
     if total <= 0:
         raise ConfigError(f"opponent={dict(opponent)!r}: at least one weight must be above 0")
     cumulative = [sum(weights[: index + 1]) / total for index in range(len(weights))]
-    # Rounding must not leave a gap below 1, nor give a share to an opponent whose weight is 0.
+    # A sum that is below 1 only by rounding becomes 1. Else an opponent of weight 0, or none, could be drawn.
     return tuple(1.0 if value >= 1.0 - 1e-12 else value for value in cumulative)

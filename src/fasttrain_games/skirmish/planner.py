@@ -88,7 +88,7 @@ def fill_plan(game: Record, setup: Record, side: int, unit: int) -> None:
 
 @njit
 def planner_move(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The move with the best cell. An advance has the mean score over its six rolls."""
+    """The move to the cell with the best score. For an advance: the mean score over the six rolls of the unit's die."""
     engaged = is_engaged(game, setup, side, unit)
     x, y = game.x[side, unit], game.y[side, unit]
     best, most = 0, 6 * _score_cell(game, setup, side, unit, x, y, not engaged)
@@ -143,7 +143,7 @@ def _score_cell(game: Record, setup: Record, side: int, unit: int, x: int, y: in
 
 @njit
 def _score_markers(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> int:
-    """Score for markers that a unit takes or contests in a cell, minus the distance to the nearest marker not held."""
+    """Score of markers that the unit takes or contests at (x, y), minus the distance to the nearest its side lacks."""
     score, nearest = 0, -1
     own = control_of(game, setup, side, unit)
     for marker in range(setup.num_markers[game.mission]):

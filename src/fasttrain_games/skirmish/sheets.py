@@ -16,7 +16,7 @@ from fasttrain.spec.setting import did_you_mean
 MAX_UNITS = 8
 ROSTER_FOLDER = Path(__file__).parent / "rosters"
 
-# Key → smallest and largest value. A unit with save 7 has no save; one with control 0 cannot hold a marker.
+# Key → smallest and largest value, for weapons and units. Save 7: no save; control 0: the unit cannot hold a marker.
 WEAPON_LIMITS = {"attacks": (1, 20), "skill": (2, 6), "strength": (1, 30), "ap": (0, 6), "damage": (1, 20)}
 RANGED_LIMITS = {"range": (1, 100), **WEAPON_LIMITS}
 SHEET_LIMITS = {

@@ -70,7 +70,7 @@ GAME = np.dtype(
         ("engaged_known", "i8"),
         ("targets", "i8", _UNITS),  # cache: the enemies that each unit may shoot, as bits
         ("targets_known", "i8", (2,)),
-        ("plan_known", "i8"),  # unit to which the next plan_ fields belong: 1 + MAX_UNITS × side + unit; 0: none
+        ("plan_known", "i8"),  # unit to which the plan_ fields below belong: 1 + MAX_UNITS × side + unit; 0: none
         ("plan_friends", "i8", (MAX_MARKERS,)),  # control of the unit's side at each marker, without the unit
         ("plan_enemies", "i8", (MAX_MARKERS,)),
         ("plan_shot", "i8", (MAX_UNITS,)),  # expected damage of the unit's fire at each enemy, in 1/216 wounds
@@ -107,7 +107,7 @@ SETUP = np.dtype(
         ("deployment_rows", "i8", (MAX_MISSIONS,)),
         ("num_markers", "i8", (MAX_MISSIONS,)),
         ("markers", "i8", (MAX_MISSIONS, MAX_MARKERS, 2)),
-        ("images", "i8", (MAX_MISSIONS, 2, MAX_MARKERS)),  # per side: marker indices in this side's order
+        ("images", "i8", (MAX_MISSIONS, 2, MAX_MARKERS)),  # per side: index of its k-th marker; side 1 turns the board
         ("num_terrain", "i8", (MAX_MISSIONS,)),
         ("terrain", "i8", (MAX_MISSIONS, MAX_TERRAIN, 4)),  # in half inches, like markers and cell centres
         ("models", "i8", _UNITS),

@@ -13,7 +13,7 @@ Only this module reads and writes the tables' fields; planner.py fills those of 
 | what happens | calls | invalidates |
 |---|---|---|
 | a game begins | `forget_all` | everything |
-| a unit is put in another cell (move, charge) | `forget_place_of` | its `distance`, `sight`; all of the others |
+| a unit moves or charges | `forget_place_of` | the unit's `distance` and `sight`; all `engaged`, `targets`, `plan` |
 | a unit is destroyed (any attack) | `forget_groups` | `engaged`, `targets`, `plan` |
 | a unit is hurt (any attack) | `forget_health` | `plan` |
 | flags change (advance, falling back, command phase) | `forget_flags` | `targets`, `plan` |
@@ -127,7 +127,7 @@ def line_of_sight(game: Record, setup: Record, ax: int, ay: int, bx: int, by: in
         bottom, top = setup.terrain[mission, index, 1], setup.terrain[mission, index, 3]
         if high_y <= bottom or low_y >= top:
             continue
-        # Range of dx × (y - ay) - dy × (x - ax) over the box's corners; the sign: on which side of the line they are.
+        # Least and greatest dx × (y - ay) - dy × (x - ax) of the box's corners. The sign tells a corner's side.
         least_y, greatest_y = (bottom, top) if dx >= 0 else (top, bottom)
         least_x, greatest_x = (right, left) if dy >= 0 else (left, right)
         least = dx * (least_y - ay) - dy * (least_x - ax)

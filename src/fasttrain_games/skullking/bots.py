@@ -113,7 +113,7 @@ def _medium_bid(game: Record, seat: int) -> Any:
 
 @njit
 def _medium_play(game: Record, numbers: int, specials: int, wants_trick: bool) -> int:
-    """To win, play the strongest winning card (last player: the weakest); not to win, the strongest losing card."""
+    """If `wants_trick`, the strongest card that wins (last to play: the weakest); else the strongest that loses."""
     leading = game.played == 0
     last = game.played == game.num_players - 1
     if leading:

@@ -92,7 +92,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         self._game.set_opponents(mix)
 
     def peek(self) -> GameView:
-        """Everything about the game with hidden cards, for tests and tools."""
+        """Everything about the game, hidden cards included, for tests and tools."""
         return self._game.peek(0)
 
     def describe_action(self, action: int) -> str:

@@ -22,11 +22,11 @@ from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, lev
 from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED, NUM_ROUNDS
 from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 
-_SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1 (bot `hard`): for each held card
+_SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1 (bot `hard`): held cards' win chances
 
 
 class GameView(NamedTuple):
-    """Everything about one game, with hidden cards. For tests, tools and rendering, never for an agent."""
+    """Everything about one game, hidden cards included. For tests, tools and rendering, never for an agent."""
 
     phase: int  # state.BIDDING, PLAYING or ENDED
     round_number: int
@@ -170,7 +170,7 @@ class SkullKingGame(GameBatch):
         if not self._remembers:
             kernels.forget_played_cards(games, indices, *self._shown())
         self.opponents_ns += between_ns - start_ns
-        if parts > 1:  # the time is stored per game, because the length of `indices` varies
+        if parts > 1:  # seconds per game, because the length of `indices` varies
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _shown(self) -> tuple[Any, ...]:
@@ -185,7 +185,7 @@ class SkullKingGame(GameBatch):
     def episode_info(self, index: int) -> dict[str, Any]:
         """The info at the episode's end of env `index`, valid in the step in which it ended.
 
-        `winner` is a seat (0, that of the learner, also if it shares the best total), `is_win` is True also for a
+        `winner` is a seat: 0, the learner's, also if the learner shares the best total. `is_win` is True also for a
         shared win, `score_diff` is the learner's total minus the best other one, `end_reason` is "won", "shared" or
         "lost", `turn` counts the learner's decisions. `opponents_beaten` is the share of other seats with a lower
         total, where an equal total counts half.

@@ -46,7 +46,7 @@ def _add_card(counts: Float64Array, num_cards: int, chance: float) -> None:
 
 @njit
 def hard_bid(game: Record, seat: int, scratch: Float64Array) -> int:
-    """The bid with the best expected score under the model."""
+    """The bid with the best expected score by the bot's chances."""
     num_players = game.num_players
     counts = scratch[0]
     counts[0] = 1.0
@@ -176,7 +176,7 @@ def _fill_chances(game: Record, seat: int, unseen: tuple[int, int], chances: Flo
 
 @njit
 def hard_play(game: Record, seat: int, scratch: Float64Array) -> int:
-    """The legal code with the best expected points under the model; the lowest code on a tie."""
+    """The legal card code with the best expected points by the bot's chances; the lowest code on a tie."""
     numbers = game.hand_numbers[seat]
     specials = game.hand_specials[seat]
     legal = legal_numbers(numbers, game.lead)

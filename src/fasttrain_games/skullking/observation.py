@@ -43,7 +43,7 @@ TIGRESS_DECLARED = PLAYED + 1  # 1: as Pirate, -1: as Escape, 0: not played in t
 BONUS = TIGRESS_DECLARED + 1  # the viewer's bonus points at stake / 100, without Loot
 SEATS = BONUS + 1
 
-# Blocks with one entry per seat: column SEATS begins the first block.
+# Blocks with one entry per seat, in this order from column SEATS on.
 SEAT_FEATURES = ("bids", "tricks", "needs", "scores", "leads", "is_winning", "alliances")
 BIDS, TRICKS, NEEDS, SCORES, LEADS, IS_WINNING, ALLIANCES = range(7)
 NUM_SEAT_FEATURES = len(SEAT_FEATURES)
@@ -189,7 +189,7 @@ def write_observation(game: Record, viewer: int, row: Float32Array) -> None:
 
 @njit
 def blank_played(row: Float32Array, num_players: int) -> None:
-    """Set the blocks of `row` to zero that depend on played cards: seen, Tigress, bonus points, alliances."""
+    """Set to zero the blocks of `row` that depend on played cards: seen, Tigress, bonus points, alliances."""
     for card in range(NUM_CARDS):
         row[SEEN + card] = 0.0
     row[TIGRESS_DECLARED] = row[BONUS] = 0.0

@@ -41,7 +41,7 @@ def _seat_level(name: str) -> int:
 
 
 def cumulative_mix(opponents: OpponentMix, num_players: int) -> NDArray[np.float64]:
-    """(num_players - 1, 5) float64: cumulative weights over the levels. A seat draws u and takes the first above u.
+    """(num_players - 1, 5) float64: cumulative weights. A seat draws u and gets the first level with a weight above u.
 
     `opponents` is a name for all seats, a list with one name per seat from the learner's left on, or a mapping of name
     to weight, from which each seat draws at each game's start. "self" is no bot: the game stops for that seat's action.
@@ -71,6 +71,6 @@ def cumulative_mix(opponents: OpponentMix, num_players: int) -> NDArray[np.float
     else:
         raise ConfigError(f"opponents={opponents!r} is neither a name, nor a list of names, nor a mapping to weights")
     cumulative: NDArray[np.float64] = np.cumsum(weights, axis=1) / weights.sum(axis=1, keepdims=True)
-    # Rounding must not leave a gap below 1, nor give a share to a bot whose weight is 0.
+    # A sum that is below 1 only by rounding becomes 1. Else a bot of weight 0, or none, could be drawn.
     cumulative[cumulative >= 1.0 - 1e-12] = 1.0
     return cumulative

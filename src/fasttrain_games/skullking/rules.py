@@ -106,7 +106,7 @@ def legal_numbers(numbers: int, lead: int) -> int:
 def scan_trick(codes: Any, count: int) -> Any:
     """Find the deciding cards among the first `count` cards of a trick.
 
-    Returns a tuple of ints. First positions, -1 if absent: kraken, whale, first king, first pirate, first mermaid, best
+    Returns a tuple of ints. Six positions, -1 if absent: kraken, whale, first king, first pirate, first mermaid, best
     number. Then the best number's power (rank 0..13 in the lead suit, 14..27 in black, -1 if absent), the position of
     the highest rank of any suit, that rank (0..13), and the suit of the first numbered card (-1 if absent).
     """

@@ -70,7 +70,7 @@ GAME = np.dtype(
         ("bonus", "i4", (MAX_PLAYERS,)),  # bonus points at stake this round, without Loot
         ("codes", "i4", (MAX_PLAYERS,)),  # the current trick in the order played
         ("levels", "i4", (MAX_PLAYERS,)),  # who decides at each seat (SEAT_NAMES), drawn at the game's first decision
-        ("deck", "u1", (NUM_CARDS,)),  # any permutation, because a partial shuffle of it is uniform
+        ("deck", "u1", (NUM_CARDS,)),  # in any order: a partial shuffle is uniform from every order
         ("plays", "u1", (MAX_PLAYS,)),  # codes of the last round in the order played, kept until the next bids
         ("result_totals", "i4", (MAX_PLAYERS,)),  # points per seat of the last game that ended
         ("result_bids_made", "i4"),
@@ -106,7 +106,7 @@ def impossible(games: Records, num_levels: int) -> str:
 
 @njit
 def seed_game(game: Record, seed: int) -> None:
-    """Seed the random stream with `seed` (uint64) and sort the deck. One splitmix step makes close seeds differ."""
+    """Seed the random stream with `seed` (uint64) and sort the deck. Close seeds give unlike streams."""
     seed_stream(game, seed)
     for card in range(NUM_CARDS):
         game.deck[card] = card

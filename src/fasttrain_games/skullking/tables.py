@@ -63,7 +63,7 @@ def _strengths() -> NDArray[np.int64]:
         if kind == NUMBER:
             strengths.append(10 + code % RANKS + (30 if code // RANKS == BLACK else 0))
         else:
-            strengths.append(by_kind.get(kind, 2))  # the beasts themselves win no trick
+            strengths.append(by_kind.get(kind, 2))  # 2: the beasts, which win no trick
     return _frozen(strengths, np.int64)
 
 
@@ -105,8 +105,8 @@ BEATEN_BY_NUMBERS, BEATEN_BY_SPECIALS = _beaten_by()
 def _win_chances() -> NDArray[np.float64]:
     """(9, 75) chance that a card wins its trick with n players (first axis), when no other card is known.
 
-    The share q of other cards that beat it gives (1 - q)^(n-1); a card of a plain suit must also lead the trick or
-    follow its own suit. As one of n cards wins each trick, each row is scaled to a mean of 1/n over the 74 cards.
+    If a share q of other cards beats it, this is (1 - q)^(n-1), for a plain suit times the chance that the card leads
+    or follows its suit. As one of n cards wins each trick, each row is scaled to a mean of 1/n over the 74 cards.
     """
     chances = np.zeros((MAX_PLAYERS + 1, NUM_CODES))
     for players in range(2, MAX_PLAYERS + 1):
@@ -130,7 +130,7 @@ WIN_CHANCE = _win_chances()
 
 @njit
 def beating_cards(codes: Any, count: int) -> Any:
-    """The cards (numbers, specials) that would win the trick as it is, if played after its first `count` codes."""
+    """The cards (numbers, specials) that would win the trick if played next, after its first `count` codes."""
     if count == 0:
         return ALL_NUMBERS, CHARACTER_BITS
     kraken, whale, king, pirate, mermaid, _, power, _, top_rank, suit_led = scan_trick(codes, count)

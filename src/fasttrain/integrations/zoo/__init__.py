@@ -27,7 +27,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.setting import did_you_mean
 
 USAGE = "fasttrain zoo import FILE.yml --env CartPole-v1 --algo ppo [--output conf/profile/NAME.yaml]"
-FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # overrides for stock classes; for fasttrain's
+FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # overrides: [0] SB3's class, [1] fasttrain's
 MARK = "Imported from rl_zoo3"
 
 
@@ -162,7 +162,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {terminal.one_line(error)}") from error
     if len(text) > MOST_BYTES or not isinstance(found, dict) or yaml_values(text) > MOST_VALUES:
-        raise ConfigError(f"{path} is no YAML file of rl_zoo3: a mapping of at most {MOST_VALUES:,} values")
+        raise ConfigError(f"{path} is no YAML file of rl_zoo3: expected a mapping of at most {MOST_VALUES:,} values")
     return found
 
 
