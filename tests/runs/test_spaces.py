@@ -161,7 +161,7 @@ def test_the_policy_fits_the_observations():
     assert [policy(each) for each in (IMAGE, DICT, NUMBERS)] == ["CnnPolicy", "MultiInputPolicy", "MlpPolicy"]
     assert policy(IMAGE, "algo.policy=MlpPolicy") == "MlpPolicy"
     assert (policy(GLOW), policy(GLOW, SCALED)) == ("MlpPolicy", "CnnPolicy")
-    with pytest.raises(ConfigError, match=r"CnnPolicy needs images .*algo.policy_kwargs.normalize_images=false"):
+    with pytest.raises(ConfigError, match=r"CnnPolicy needs images: .*algo.policy_kwargs.normalize_images=false"):
         policy(GLOW, "algo.policy=CnnPolicy")
     with pytest.raises(ConfigError, match="too small for NatureCNN"):  # SB3 moves no channels of such images
         policy(spaces.Box(0, 1, (36, 36, 1)), SCALED)

@@ -90,9 +90,11 @@ class Server:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
+        nowhere = subprocess.DEVNULL
         with theirs:
             line = [sys.executable, "-u", "-c", PROGRAM, str(theirs.fileno())]
-            self.process = subprocess.Popen(line, pass_fds=[theirs.fileno()])
+            # Its own output is dropped: if it fails, for example in a deleted folder, runs are started without it.
+            self.process = subprocess.Popen(line, pass_fds=[theirs.fileno()], stdout=nowhere, stderr=nowhere)
 
     def start(
         self, arguments: Sequence[str], log: IO[Any], environment: Mapping[str, str], cores: Iterable[int]
