@@ -1,8 +1,8 @@
 """Pool: keeps several daemons of one engine alive and gives their seats to games.
 
 A daemon that ends, hangs or is stopped is restarted, after a pause that doubles with each failure. A daemon that has
-played enough games or uses too much memory is recycled: a new daemon starts, then the old one gets no new games and
-ends with its last game. Until then the old one gets games, because all games of a step wait for one without a daemon.
+played enough games or uses too much memory is recycled: a new daemon starts, and meanwhile the old one still gets
+games, because a game without a daemon would delay the step. Then it gets no new games and ends with its last game.
 
 If a daemon refuses or ignores further connections while it plays on n others, each daemon gets at most n games from
 then on, and more daemons are started if daemons.count=auto.

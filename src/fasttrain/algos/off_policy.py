@@ -131,7 +131,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             step = collector.step(source, actions)
             self.num_timesteps += source.slots.transitions
             num_steps += 1
-            if self.engine.guard is not None:  # all last observations are stored, so they are checked too
+            if self.engine.guard is not None:  # the envs' newest observations are stored too, so check them
                 normalizer = self._vec_normalize_env
                 check_step(step.observations, step.rewards, source.slots.finished, self.num_timesteps, normalizer)
             clock.enter("log")

@@ -90,7 +90,7 @@ class TorchStep:
             self.blamed = blame(math.isfinite(loss.item()), list_first(bad_gradients(self.engine.policy)))
 
     def note(self, terms: Terms, share: float = 1.0) -> None:
-        """Add a micro-batch's terms, detached and times its share of the minibatch, to the minibatch's terms."""
+        """Add a micro-batch's detached terms, weighted by its share of the minibatch, to the minibatch's terms."""
         noted = self.noted[-1]
         for name, term in terms.items():
             part = term.detach() if share == 1.0 else term.detach() * share

@@ -202,7 +202,7 @@ class Branches:
             self._replay(SEED, [first])
 
     def _rewards_settled(self) -> bool:
-        """Whether no more pairs are needed: the reward depends on the action, or more pairs would show nothing new."""
+        """Whether it is clear that the reward depends on the action, or more pairs of steps would show nothing new."""
         if len(self.pairs) >= MAX_PAIRS or any(not pair.rewards_identical for pair in self.pairs):
             return True
         rewards = {frame.reward for pair in self.pairs for frame in pair.one[1:]}

@@ -157,7 +157,7 @@ def train_epoch(
     guarded: bool,  # skip a step if loss or gradient is not finite; the norm is then NaN
     blamed: Int64Array,  # (1,) in and out: index in `flat` of the first bad gradient; -1: none so far
     team: Int64Array,
-    me: int,  # thread 0 takes the steps; every thread computes parts of the gradients
+    me: int,  # this thread's number; all compute gradients, thread 0 takes the optimizer's steps
 ) -> int:
     """One epoch of minibatch steps. Returns the number of steps, which is smaller if `target_kl` was exceeded.
 

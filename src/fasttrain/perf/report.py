@@ -25,7 +25,7 @@ class EnvTimes(NamedTuple):
     envs_ns: int = 0  # time in the envs, of all workers together
     slowest_ns: int = 0  # sum over all steps of the slowest worker's time
     waiting_ns: int = 0  # time that the trainer waited for workers
-    in_step: bool = True  # True: all workers step together; False: in groups, while the policy acts
+    in_step: bool = True  # all workers step together; False: the policy acts for one group while others step
     restarts: int = 0
     lost_steps: int = 0
     games: tuple[tuple[str, int], ...] = ()  # (name of a part of a game's time, ns), means over games

@@ -156,7 +156,7 @@ def _is_open(plan: RunSpec, model: Fast) -> bool:
 
 
 def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
-    """The candidates: plans with kernels, and with torch for each number of threads, in float32 and mixed precision."""
+    """The plans to try, by name: kernels; torch with each number of threads, without and with mixed precision."""
     threads, amp = _threads(plan, model), plan.config.use_amp
     ways = {KERNELS: _with(plan, "on", "off", 1)}
     for count in threads:

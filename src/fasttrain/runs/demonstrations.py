@@ -30,7 +30,7 @@ from fasttrain.spec.infos import truth
 from fasttrain.vec.base import copy_observations, resets_and_rests
 
 MOST_BYTES = 64 << 30
-UNKNOWN = 0.05  # a return without the rewards after a truncation is used if their discount is at most this
+UNKNOWN = 0.05  # largest discount at which the unknown rewards after a truncation are ignored
 
 
 class Demonstrations(NamedTuple):

@@ -114,7 +114,7 @@ class LearningCurve:
         line = fit_line(points)
         if line is None:
             return None
-        # The error comes from the scatter of the intervals, because that includes changes of the policy.
+        # The error is that of the scatter around the line, which includes changes of the policy.
         error = line.error(line.residual / (len(recent) - 2))
         return line.slope if abs(line.slope) > 2 * error else None
 

@@ -146,7 +146,7 @@ class Saving:
             self.cost(name, what)
 
     def cost(self, name: str, why: str) -> None:
-        """Note that `name`, which is no part of the training, is lost because of `why`."""
+        """Record that `name`, which is no part of the training, was lost because of `why`."""
         self.failed[name] = why
         self.extras.add(name)
 

@@ -252,7 +252,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
 
 
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
-    """-1 is the number of new transitions unless `train_freq` counts episodes. Scale profile values to `num_envs`."""
+    """-1 becomes one update per new transition, if `train_freq` counts steps. A profile's value grows with num_envs."""
     (count, unit), num_envs = train_frequency(context.config.algo.train_freq), context.effective["num_envs"]
     usual = PROFILE_ENVS.get(context.sources.get("updates_per_step", ""))
     if requested > 1 and unit == "step" and usual:

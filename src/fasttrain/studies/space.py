@@ -188,7 +188,7 @@ def update_ratio(config: Config, point: Point, start: Point) -> float:
         if value["updates_per_step"] < 0:
             return 1.0
         return float(value["updates_per_step"]) / float(value["num_envs"]) / (count if unit == "step" else 1)
-    if not config.algo.spec.on_policy:  # ARS, whose updates per env step do not depend on num_envs
+    if not config.algo.spec.on_policy:  # only ARS: its updates per env step do not depend on num_envs
         return 1.0
     rollout, epochs = _rollout(value), value.get("algo.n_epochs") or 1
     batch_size = (config.algo.spec.minibatches and value.get("batch_size")) or rollout

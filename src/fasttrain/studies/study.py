@@ -285,7 +285,7 @@ class Study:
         return cell, stopped
 
     def wait_for(self, folder: Path) -> None:
-        """Wait until no process works in the folder: the cell of a killed study may still run."""
+        """Wait until no process works in the folder: a training of a killed study may still run."""
         while holder(folder):
             time.sleep(0.2)
 
