@@ -313,7 +313,7 @@ def _bad_optimizer(policy: Any) -> str:
 
 
 def _frozen(policy: Any) -> str:
-    """Every parameter must have requires_grad, and no hook."""
+    """Which parameter lacks requires_grad or has a hook; empty if none."""
     names = {id(each): name for name, each in policy.named_parameters()}
     for each in (each for _, own in _learned(policy) for each in own):
         if not each.requires_grad or each._backward_hooks or each._post_accumulate_grad_hooks:

@@ -329,7 +329,7 @@ class Fast(BaseAlgorithm):
     engine: Engine
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
-    _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is computed again only after a change
+    _updates_often: ClassVar[bool] = False  # True: keep `unsupported_reason` until the model changes
     bootstrap_truncated = bootstrap_truncated  # also a method, so that subclasses can override it
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:

@@ -357,7 +357,7 @@ def draw(probs: Tensor) -> Tensor:  # (B, A) → (B, 1) int64
     (316 µs for 256 × 86). Here one vectorized logarithm of the same uniform numbers gives them (105 µs).
     """
     usable = probs.device.type == "cpu" and probs.dtype == torch.float32 and _exponentials_agree()
-    if not usable or not torch.isfinite(probs.sum()):  # torch raises an error about NaN and infinity
+    if not usable or not torch.isfinite(probs.sum()):  # of NaN or infinity torch's own call raises the error
         return torch.multinomial(probs, 1, True)
     return (probs / _exponentials(probs.shape, torch.default_generator)).argmax(-1, keepdim=True)
 

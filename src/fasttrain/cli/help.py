@@ -52,7 +52,7 @@ exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal wi
            130 stopped before there was anything to save"""
 
 USAGE_END = "\n\nfasttrain --help lists profiles, algorithms, flags and topics; fasttrain help train: all settings"
-# Command on a finished run → settings of a training that the command reads. `resume` also reads all that may change.
+# Command on a finished run → settings of a training that it reads. `resume` also reads what a resume may change.
 OF_RUNS = {
     "eval": ("opponent", "eval.", "env.kwargs"),
     "play": ("opponent",),

@@ -295,7 +295,7 @@ class RunDelay:
     def __init__(self, file: str = "/proc/thread-self/schedstat") -> None:
         try:
             self._file: int | None = os.open(file, os.O_RDONLY)
-        except OSError:  # another operating system, or a kernel that does not count this time
+        except OSError:  # not Linux, or a kernel that does not count the time of waiting for a core
             self._file = None
 
     def seconds(self) -> float:

@@ -31,7 +31,7 @@ class EnvTimes(NamedTuple):
     games: tuple[tuple[str, int], ...] = ()  # (name of a part of a game's time, ns), means over games
     episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
-    lags: tuple[int, int, int, int] = (0, 0, 0, 0)  # lags in updates: sum, largest; transitions, dropped transitions
+    lags: tuple[int, int, int, int] = (0, 0, 0, 0)  # in updates: sum and largest; transitions: all and dropped
 
     def since(self, before: EnvTimes) -> EnvTimes:
         """The times and counts since an earlier reading."""

@@ -126,7 +126,7 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
             finally:
                 if compiler is not None:
                     compiler.stop()
-            compile_all(calls)  # loads the second process's kernel, or compiles it if that process failed
+            compile_all(calls)  # loads what the second process compiled, or compiles it if that process failed
     return time.perf_counter() - begun
 
 

@@ -347,7 +347,7 @@ def measure(
 def typical(values: Sequence[float]) -> float:
     """The lower quartile of the values, because other programs can only add time.
 
-    On two busy cores the sum of the parts differed from the whole by up to 40 % with medians, by 10 % with quartiles.
+    On two busy cores the phases' times differed in sum from the time of training by 40 % with medians, 10 % with these.
     """
     return float(np.quantile(values, 0.25))
 

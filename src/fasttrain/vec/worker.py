@@ -60,7 +60,7 @@ class Assignment(NamedTuple):
     """Turns a process that runs tasks (`process.Scout`) into the worker of some envs."""
 
     settings: Settings
-    keeps: bool  # the env that the tasks built becomes the first env, inside the wrappers of its factory
+    keeps: bool  # the env that this process has built for the checkup becomes its first env, in new wrappers
 
 
 class Worker:

@@ -170,7 +170,7 @@ class SkullKingGame(GameBatch):
         if not self._remembers:
             kernels.forget_played_cards(games, indices, *self._shown())
         self.opponents_ns += between_ns - start_ns
-        if parts > 1:  # seconds per game, because the length of `indices` varies
+        if parts > 1:  # time per game, because `len(indices)` varies
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _shown(self) -> tuple[Any, ...]:
