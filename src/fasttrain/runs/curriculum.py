@@ -105,9 +105,7 @@ class TaskSampler:
         for number in range(len(self._stages) - 1, self._stage, -1):
             stage = self._stages[number]
             if stage.metric is None:
-                reached = (
-                    env_steps >= stage.begins
-                )  # even if an earlier stage, which waits for a mean result, has not begun
+                reached = env_steps >= stage.begins  # even if an earlier stage still waits for a mean result
             else:
                 next_one, mean = number == self._stage + 1, self._mean(stage.metric)
                 reached = next_one and mean is not None and mean >= stage.begins

@@ -300,9 +300,7 @@ def set_threads(threads: int | str) -> None:
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-DISABLED = (
-    "__dynamo_disable"  # attribute of a method: the function that torch calls instead, to leave the method uncompiled
-)
+DISABLED = "__dynamo_disable"  # attribute of a method: the uncompiled function that torch calls instead of the method
 STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 

@@ -69,9 +69,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
-                model.time_with(
-                    clock
-                )  # algo.entry_point is derived from `Fast`; in a run `settle_kernels` refuses it later
+                model.time_with(clock)  # a class from algo.entry_point; in a run `settle_kernels` refuses it later
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
