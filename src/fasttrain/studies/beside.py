@@ -56,7 +56,7 @@ def run_beside(
             while later and free and not (stopped := stopped or bool(signals)):
                 wanted, begun = later.pop(0), begun + 1
                 if wanted.label not in illegal:
-                    place = Place(free.pop(0), processes)
+                    place = Place(free.pop(0), processes, signals)
                     title = f"[{begun}/{count}] {wanted.label} seed {wanted.seed}{until}"
                     running[pool.submit(start or study.start, wanted, place)] = title, wanted, place
             for future in wait(running, LOOK_S, FIRST_COMPLETED).done:

@@ -36,11 +36,11 @@ DONE, AT = "exchanges", "exchanged_at"  # entries of study.json
 
 def check(config: Config) -> None:
     """Raises ConfigError if the exchanges of `config.population` are not possible."""
-    if config.policies and config.population.exchange_every:
-        raise ConfigError("population.exchange_every: a training with policies.… has no exchanges; remove one of them")
     own, usable = config.population, [f"algo.{name}" for name in EXPLORED if hasattr(config.algo, name)]
     if not own.exchange_every:
         return
+    if config.policies:
+        raise ConfigError("population.exchange_every: a training with policies.… has no exchanges; remove one of them")
     if not config.eval.episodes:
         raise ConfigError("eval.episodes=0: exchanges rank the models by evaluations; remove eval.episodes")
     for key in dict.fromkeys(key for point in own.settings for key in point):
@@ -85,11 +85,9 @@ def _ranges(config: Config) -> dict[str, list[Any] | Range]:
 
 def changing(config: Config) -> list[str]:
     """The settings that an exchange may change: those of `population.settings` and of `population.explore`."""
-    if not config.population.exchange_every:
-        return []
-    return [
-        *dict.fromkeys([key for point in config.population.settings for key in point] + [*config.population.explore])
-    ]
+    own = config.population
+    typed = [key for point in own.settings for key in point]
+    return list(dict.fromkeys([*typed, *own.explore])) if own.exchange_every else []
 
 
 def _drawn(of: list[Any] | Range, random: np.random.Generator) -> Any:
@@ -181,8 +179,10 @@ def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int
     `number`: number of this exchange, from 1. It decides the changes together with the seed.
     """
     summaries = [read_json(study.folder_of(member) / "summary.json") for member in members]
-    if any(summary.get("status") != "done" or summary["env_steps"] < until for summary in summaries):
-        return  # a model is not there yet, because the population was stopped
+    for member, summary in zip(members, summaries, strict=True):
+        if summary.get("status") != "done" or summary["env_steps"] < until:
+            study.say(f"no exchange at {until:,} steps: {member.label} seed {member.seed} did not come so far")
+            return
     going_on = [index for index, summary in enumerate(summaries) if summary["env_steps"] < config.total_timesteps]
     qualities = {index: summaries[index]["quality"] for index in going_on}
     metric = metric_of(qualities.values())
@@ -192,7 +192,8 @@ def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int
     for place in range(min(max(1, len(members) // SHARE), len(ranked) // 2)):
         better, worse = ranked[place], ranked[-1 - place]
         if values[better] == values[worse]:
-            continue
+            study.say(f"no exchange at {until:,} steps: the best and the worst model have the same {metric}")
+            break
         source, target = (study.folder_of(members[index]) for index in (better, worse))
         random = np.random.default_rng([config.seed, number, worse])
         algo = read_json(source / "plan.json")["config"]["algo"]

@@ -100,10 +100,11 @@ class Cell:
 
 
 class Place(NamedTuple):
-    """For a cell that runs beside others: the cell's cores, and the list of the processes of all running cells."""
+    """For a cell that runs beside others: the cell's cores, the processes of all running cells, received signals."""
 
     cores: Sequence[int]
     processes: list[Process]
+    signals: Sequence[int]
 
 
 def run_cell(
@@ -139,8 +140,12 @@ def run_cell(
 @contextmanager
 def _standing_in(place: Place, process: Process) -> Iterator[list[int]]:
     place.processes.append(process)
-    yield []
-    place.processes.remove(process)
+    if place.signals:  # one came while the process was started
+        process.terminate()
+    try:
+        yield []
+    finally:
+        place.processes.remove(process)
 
 
 def last_line(folder: Path) -> str:
