@@ -92,3 +92,19 @@ class Parts(Working):
 
 def cartpole() -> gym.Env[Any, Any]:
     return gym.make("CartPole-v1")
+
+
+class Lander(gym.Wrapper[Any, Any, Any, Any]):
+    """LunarLander with a slower step: `sleep_s` of waiting in the mean (exponential) and `work_ns` of CPU time."""
+
+    def __init__(self, sleep_s: float = 0.0, work_ns: int = 0) -> None:
+        super().__init__(gym.make("LunarLander-v3"))
+        self.sleep_s, self.work_ns = sleep_s, work_ns
+
+    def step(self, action: Any) -> Any:
+        if self.sleep_s:
+            time.sleep(float(self.unwrapped.np_random.exponential(self.sleep_s)))
+        until = time.thread_time_ns() + self.work_ns
+        while time.thread_time_ns() < until:
+            pass
+        return super().step(action)

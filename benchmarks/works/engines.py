@@ -209,11 +209,11 @@ SHOWDOWN = Path(os.environ.get("FASTTRAIN_SHOWDOWN") or ROOT / ".engines")  # wh
 
 def battles() -> tuple[str, ...]:
     """The program, as fasttrain_engines/conf/daemons/showdown.yaml starts it; empty where it cannot run."""
-    from fasttrain import daemons
+    import fasttrain_engines
 
     if not shutil.which("node") or not (SHOWDOWN / "node_modules" / "pokemon-showdown").is_dir():
         return ()
-    return "node", str(Path(daemons.__file__).parent / "node" / "battles.js"), "--port", "{port}"
+    return "node", str(Path(fasttrain_engines.__file__).parent / "node" / "battles.js"), "--port", "{port}"
 
 
 class Battle(OverSocket):

@@ -236,7 +236,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return np.array(groups)
 
     def send_all(self, groups: list[int], actions: NDArray[Any]) -> None:
-        """Send actions (n, ...) to `groups`, the numbers of n rows."""
+        """Send actions (n, ...) to the n rows whose numbers are `groups`."""
         self.slots.actions[groups] = actions
         self._act(groups)
 

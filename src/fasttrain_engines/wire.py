@@ -70,7 +70,7 @@ class Lines:
 
 
 class Lengths:
-    """A frame is its length in four bytes (big-endian), then the payload of at most `most_bytes`."""
+    """Frames. A frame: the payload's length in four bytes (big-endian), then the payload, at most `most_bytes`."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._begun = most_bytes, bytearray()

@@ -351,7 +351,7 @@ def _in_lockstep(
         rollout.add(stored, rewards, model._last_episode_starts)
         if resets is not None:
             rollout.leave_out(step, resets)
-            if memory is not None:  # an env that only reset keeps the LSTM states from before the step
+            if memory is not None:  # envs that were only reset keep their LSTM states
                 after, dones = memory.where(resets, after, dones)
         model._last_obs, model._last_episode_starts = last, dones
         memory = None if memory is None else model.remember(after)

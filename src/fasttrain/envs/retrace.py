@@ -315,7 +315,7 @@ def _update_digest(value: object, digest: hashlib._Hash, parts: Iterator[int], d
     parts_inside: Iterable[object] = ()
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         digest.update(repr(value).encode("utf-8", "replace"))
-    elif isinstance(value, np.memmap):  # not compared: its file keeps the values when the process ends
+    elif isinstance(value, np.memmap):  # not compared: its values are in a file, which a checkpoint need not store
         return
     elif isinstance(value, np.ndarray):
         sample = value.flat[:: 1 + value.size // MOST_PARTS]  # not all, so that large arrays do not delay a checkpoint

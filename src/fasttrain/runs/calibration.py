@@ -147,7 +147,7 @@ def _is_open(plan: RunSpec, model: Fast) -> bool:
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
         asked["fused_update"] == "auto"
-        and not switch_step(plan)  # a rerun changes to kernels at the same step as its run
+        and not switch_step(plan)  # set in a rerun, which must change to kernels where the run did
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"

@@ -246,7 +246,7 @@ class Tracker(KVWriter):
     """One run in an experiment tracker. An entry point of `fasttrain.integrations` names such a class.
 
     Args:
-        home: the folder where it writes, and the run's ids in trackers.
+        home: the folder for the tracker's files, and the ids that the run has in trackers.
         settings: the run's settings by dotted key.
         further: the entries beside `logger:` in the setting `loggers`.
     """
