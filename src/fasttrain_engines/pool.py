@@ -93,7 +93,7 @@ class Pool:
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
         self._tell, self._at_once = tell, games or count * per_daemon
-        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # maximum number of games per daemon, including games of evaluations
+        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # with evaluations
         ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)

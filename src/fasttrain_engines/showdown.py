@@ -45,7 +45,7 @@ class Showdown(DecisionServer):
 
     observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
     action_space = spaces.Discrete(ACTIONS)
-    wait_ms = 4.0  # for an env to answer; a process plays all its battles on one core
+    wait_ms = 4.0  # news of several battles come together, because one core plays all battles of a process
 
     def __init__(
         self, generation: int = 9, opponent: Literal["random", "max_damage", "self"] = "random", shaping: float = 0.0

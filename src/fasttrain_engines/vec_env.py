@@ -207,7 +207,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 worker.send("act", (np.array(mine, np.int32) + np.int32(self._first)).tobytes())
 
     def _came(self, row: int) -> FinishedEpisode | None:
-        """Process the news of a row. Returns the episode that ended, if one did."""
+        """Process the message that came for a row. Returns the row's episode if it ended."""
         kind, info = self._news.pop(row)
         self.again[row] = kind == AGAIN
         if kind == AGAIN:

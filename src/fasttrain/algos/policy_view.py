@@ -137,7 +137,7 @@ class CategoricalView(NetworkView):
         return multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
 
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
-        """The masks. For None a maskable policy gets all-legal masks: sb3-contrib always normalises logits twice."""
+        """The masks. A maskable policy gets all-legal ones for None: sb3-contrib normalises logits twice even then."""
         return torch.ones_like(logits, dtype=torch.bool) if action_masks is None and self.maskable else action_masks
 
 

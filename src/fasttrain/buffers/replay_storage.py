@@ -124,7 +124,7 @@ class ReplayStorage(ReplayBuffer):
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
         self.void: BoolArray | None = None  # (size, N) True: this slot must not be drawn; None: all may be drawn
-        self.under_way: Int64Array = np.full(n_envs, NONE)  # (N,) if an env waits for its turn: row of its last action
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # (N,) row of the last action of envs that rest; else NONE
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickling: without the lock, which cannot be pickled."""

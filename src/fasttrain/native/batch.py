@@ -168,7 +168,7 @@ class GameBatch(ABC):
         if games.shape != records.shape or any(
             name not in own or games.dtype[name] != records.dtype[name] for name in names
         ):
-            return games  # records of another game: `load_into` refuses them
+            return games  # these are of another game; `load_into` refuses them
         for name in names:
             records[name] = games[name]
         return records

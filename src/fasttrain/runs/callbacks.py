@@ -200,7 +200,7 @@ class RunCallback(BaseCallback):
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
         curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
-        if "perf" in infos[0]:  # with lean_info most infos lack "perf": the workers add up its times
+        if "perf" in infos[0]:  # not with lean_info: then the workers add up these times
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in ended:
             episode = record_of(infos[index])

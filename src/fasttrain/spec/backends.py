@@ -166,7 +166,7 @@ def engines() -> list[Backend]:
 
 
 def broken_engines_text() -> str:
-    """For a message about a missing YAML file, which may be an engine's: why installed engines cannot be used."""
+    """Why installed engines cannot be used, for a message about a missing YAML file, which may be an engine's."""
     return "".join(f"; {one}" for one in _engines().values() if isinstance(one, str))
 
 

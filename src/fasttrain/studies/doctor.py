@@ -35,7 +35,7 @@ from fasttrain.studies.study import last_line, merged, run_cell
 DOCTOR_SCHEMA = 1
 SHOWN, TRIED = 2, 1  # how many suggestions are shown, and how many are tried
 SECONDS = 3.0  # seconds for measuring each part
-AGAIN_ROUNDS = 7  # rounds, each of which measures a changed part and the present part
+AGAIN_ROUNDS = 7  # rounds; each measures a part of the training as it is, and with the change
 TRY_S = 4.0  # shortest time of each training that tries a change
 OWN_KEYS = ("doctor", "run")
 # Settings of the run that are not used in trainings that try a change.

@@ -59,7 +59,7 @@ class Ratio(Interval):
 
     @property
     def alike(self) -> bool:
-        """Whether the gain in speed is at most `SLIGHT`, by the upper bound; False with one pair."""
+        """Whether the upper bound of the gain in speed is at most `SLIGHT`; False with one pair."""
         return self.pairs > 1 and self.high <= 1 + SLIGHT
 
     def text(self) -> str:

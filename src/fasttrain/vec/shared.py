@@ -291,7 +291,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return WorkerGroups(self)
 
     def times_ns(self) -> dict[str, int]:
-        """Nanoseconds in steps since construction: of all workers, slowest workers, waiting trainer and opponents."""
+        """Nanoseconds so far: steps of all workers, of each step's slowest worker, waiting for workers, opponents."""
         control = self.crew.control
         return {
             "envs": int(control[:, BUSY_NS].sum()),
