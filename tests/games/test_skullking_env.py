@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_skullking_game import make, reset
 
 from fasttrain.errors import ConfigError, EnvError
+from fasttrain_games.skullking.bids import SkullKingBids
 from fasttrain_games.skullking.env import SkullKingEnv
 from fasttrain_games.skullking.render import card_name
 
@@ -115,3 +117,25 @@ def test_bad_settings_are_named() -> None:
         SkullKingEnv(render_mode="human")
     with pytest.raises(TypeError, match="shaping_nonsense"):
         SkullKingEnv(shaping_nonsense=1.0)
+
+
+def test_a_round_with_a_given_bid_is_a_goal_environment_that_hindsight_can_change() -> None:
+    env, rng, met = SkullKingBids(rounds=(2, 5), most=3), np.random.default_rng(0), []
+    check_env(env, skip_render_check=True)
+    for seed in range(40):
+        seen, _ = env.reset(seed=seed)
+        done, rewards = False, []
+        while not done:
+            assert not seen["observation"][env._hidden].any(), "the bid is in desired_goal alone"
+            seen, reward, done, truncated, info = env.step(np.int64(draw_action(env.action_masks(), rng)))
+            rewards.append(reward)
+        assert not truncated
+        assert rewards[:-1] == [0.0] * (len(rewards) - 1)
+        assert bool(rewards[-1]) == bool(info["bids_made"]) == info["is_success"], "as the game itself counts it"
+        reached, asked = seen["achieved_goal"], seen["desired_goal"]
+        assert env.compute_reward(np.stack([reached, reached]), np.stack([reached, asked]), [{}, {}]).tolist() == [
+            1.0,
+            rewards[-1],
+        ]
+        met.append(info["is_success"])
+    assert 0 < sum(met) < 40

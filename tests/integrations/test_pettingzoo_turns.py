@@ -15,7 +15,7 @@ from gymnasium import spaces
 import nimble
 from conftest import RunCommand, configured
 from fasttrain import PPO, MaskablePPO
-from fasttrain.errors import EnvSpecError
+from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.integrations.pettingzoo import Rows
 from fasttrain.vec.vector import GymVecEnv
 
@@ -289,6 +289,9 @@ def test_rows_of_seats_with_different_spaces_are_padded():
     some = made(3, "chase", roles=ROLES, masked="hounds")
     some.reset()
     assert some.slots.action_masks[1].all(), "an agent without a mask can do everything"
+    some.venv.copies[0].masked = ""
+    with pytest.raises(EnvError, match="hound_0 had an action mask before and has none now"):
+        some.step_slots(some.slots.action_masks.argmax(axis=1))
     numbers = made(3, "chase", roles=ROLES, numbers=True)
     numbers.reset()
     numbers.step_slots(np.full((3, 5), 0.4, np.float32))

@@ -336,9 +336,11 @@ class Rows(VectorEnv[Any, Any, Any]):
     def _note(self, number: int, observations: dict[str, Any], infos: dict[str, Any]) -> None:
         for agent, seen in observations.items():
             row = self._rows[number, agent]
-            mask = infos.get(agent, {}).get(MASK, self._masks[row])
+            mask = infos.get(agent, {}).get(MASK)
+            mask = seen.get(MASK, mask) if self.roles and isinstance(seen, dict) else mask
+            if mask is None and self._masks[row] is not None and agent in self._movers(number):
+                raise EnvError(f"{self._what}: {agent} had an action mask before and has none now")
             if self.roles:
-                mask = seen.get(MASK, mask) if isinstance(seen, dict) else mask
                 mask = None if mask is None else np.pad(mask, (0, mask_width(self.single_action_space) - len(mask)))
                 own = np.ravel(seen[SEEN] if isinstance(seen, dict) else seen)
                 seen = np.zeros(self.single_observation_space.shape, np.float32)
@@ -377,10 +379,15 @@ class Rows(VectorEnv[Any, Any, Any]):
     def _stacked(self) -> Any:
         return each_array(lambda *rows: np.stack(rows), *self._seen[: self.num_envs])
 
+    def _movers(self, number: int) -> list[str]:
+        """The agents of a copy that act next."""
+        copy = self.copies[number]
+        return getattr(copy, "movers", copy.agents) if copy.agents else []
+
     def _told(self, infos: dict[str, Any]) -> dict[str, Any]:
         rests, masks = np.ones(len(self._rows), np.bool_), self._masks[: self.num_envs]
-        for number, copy in enumerate(self.copies):
-            rests[[self._rows[number, agent] for agent in getattr(copy, "movers", copy.agents)]] = False
+        for number in range(len(self.copies)):
+            rests[[self._rows[number, agent] for agent in self._movers(number)]] = False
         infos["rests"] = rests[: self.num_envs]
         every = next((np.ones_like(mask) for mask in masks if mask is not None), None)
         if every is not None:
