@@ -29,6 +29,7 @@ ELSEWHERE = {
     r"fasttrain .*run=logs/ppo": "tests/integrations/test_zoo_folders.py runs it on such folders",
     r".*(…|=FOLDER\b)": "stands for a command of the reader's",
     r"ruff ": "scripts/test.py runs it",
+    r"(export RAY|ray start|.*10\.0\.0\.7)": "needs a cluster",
     r"py-spy ": "a program that fasttrain does not install",
     r".*env=showdown ": "needs the Node package pokemon-showdown",
 }
@@ -51,6 +52,7 @@ NEEDS = {
     "mp4": "imageio_ffmpeg",
     "video": "imageio_ffmpeg",
     "tensorboard": "tensorboard",
+    "cluster=ray": "ray",
 }
 TRAIN = "total_timesteps=1000 eval.episodes=4"
 # What is added to a command that it ends soon, by the first pattern that fits. Of a setting that is there twice the

@@ -50,6 +50,7 @@ class KernelEngine(Engine):
     """The engine for an actor-critic policy that `eligible.py` accepts. It draws random numbers once per rollout."""
 
     kind: ClassVar[str] = "kernels"
+    given: Float32Array | None = None  # (T, N, K) random numbers that the next `begin` takes in place of drawing
 
     def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
         super().__init__(policy, settings, previous)
@@ -83,7 +84,8 @@ class KernelEngine(Engine):
         """Read the parameters, and draw the random numbers for all steps of `rollout`."""
         self.pack()
         steps, envs = (0, 0) if rollout is None else (rollout.num_steps, rollout.num_envs)
-        self._drawn = iter(self._random(steps, envs))
+        self.noise, self.given = self._random(steps, envs) if self.given is None else self.given, None
+        self._drawn = iter(self.noise)
 
     def _random(self, *shape: int) -> Float32Array:
         """Random numbers for actions: uniform numbers for sub-actions, or normal numbers for continuous actions."""

@@ -284,7 +284,9 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     engine: Any = model.engine_now()
     groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
     engine.begin(None if groups else rollout)
-    if groups is None:
+    if source.fill is not None:
+        complete = source.fill(model, engine, rollout, use_masking, callback)
+    elif groups is None:
         complete = _in_lockstep(model, engine, source, rollout, use_masking, callback)
     else:
         grouped = continued(model, groups, use_masking) if continuous else GroupedRollout(model, groups, use_masking)

@@ -80,6 +80,7 @@ OWNERS = {
     "minutes": Owner(WITH_SEEDS, "a single run takes stop.max_minutes=…"),
     "warmup": Owner(("train",), "to compile the kernels of a run: fasttrain train warmup=only"),
     "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),
+    "cluster.": Owner(("train", "resume"), "to train with actors: fasttrain +profile=speed cluster=ray"),
     "population.": Owner(("population",), "to train several models: fasttrain population=8 +profile=speed"),
     "doctor.": Owner(("doctor",), "to look for the bottleneck: fasttrain doctor +profile=speed"),
 }
@@ -120,8 +121,9 @@ class _Options(argparse.ArgumentParser):
 
 
 def as_population(command: str, typed: Sequence[str]) -> tuple[str, list[str]]:
-    """`train population=8` → `population population.size=8`."""
+    """`train population=8` → `population population.size=8`; also `cluster=ray` → `cluster.engine=ray`."""
     words = [re.sub(r"^\+*population=(?!\s*[{n])", "population.size=", text) for text in typed]
+    words = [re.sub(r"^\+*cluster=(?!\s*[{n])", "cluster.engine=", text) for text in words]
     sized = any(key_of(text) == "population.size" for text in words)
     return "population" if sized and command == "train" else command, words
 

@@ -34,6 +34,7 @@ from fasttrain.runs.spaces import check_policy, check_spaces, is_normalisable
 from fasttrain.runs.survey import Survey
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.env_state import load_moments
+from fasttrain.spec import plugins
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.policies import goals_of
@@ -225,6 +226,8 @@ def _unwrapped_env(
     folder: Path | None,
     reported: set[str] | None,
 ) -> VecEnv:
+    if config.cluster.engine != "off" and folder is not None:
+        return plugins.load(plugins.INTEGRATIONS, config.cluster.engine).ActorVecEnv(config, num_envs)  # type: ignore[no-any-return]
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
         return made_batch(config, num_envs, folder)
     if config.vec_env == "native":
@@ -310,6 +313,9 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
         opponents_ns = int(sum(counts[:1] if config.vec_env == "native" else counts))
     if isinstance(stepping, ExternalVecEnv):
         return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())
+    if isinstance(stepping, SlotVecEnv) and stepping.fill is not None:
+        actors: Any = stepping
+        return EnvTimes(opponents_ns, restarts=actors.restarts, lost_steps=actors.lost_steps)
     if not isinstance(stepping, SharedMemoryVecEnv):
         return EnvTimes(opponents_ns)
     times = stepping.times_ns()

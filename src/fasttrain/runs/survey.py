@@ -135,7 +135,7 @@ class Survey:
         The worker keeps the env only if results stay the same: the env was never played, or it is slow to build and
         repeated an episode exactly after it was seeded again.
         """
-        if self._scout is None or self._built is None:
+        if self._scout is None or self._built is None or config.cluster.engine != "off":
             return None
         why = self._why_anew(config, spec)
         if why and config.vec_env != "native" and self._built.build_s >= SLOW_BUILD_S:

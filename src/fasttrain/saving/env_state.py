@@ -59,7 +59,7 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
     elif isinstance(base, NativeVecEnv) and _is_resumable(base):
         state["kind"] = NATIVE
         arrays |= _native_arrays(base) | with_prefix("game", base.game.state_arrays())  # type: ignore[attr-defined]
-    elif traced and not isinstance(base, NativeVecEnv):
+    elif traced and not isinstance(base, NativeVecEnv) and getattr(base, "fill", None) is None:
         state["kind"] = TRACED
         state["envs"] = [_note(index, notes, arrays) for index, notes in enumerate(base.env_method("retrace_notes"))]
         if isinstance(base, SharedMemoryVecEnv):

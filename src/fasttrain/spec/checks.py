@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fasttrain.errors import ConfigError, naming
 from fasttrain.spec.algorithms import MOST_RATE
 from fasttrain.spec.backends import backend_of, check_backend
+from fasttrain.spec.cluster import ClusterConfig, check_cluster
 from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
 from fasttrain.spec.policies import check_policies, own_config
@@ -68,6 +69,8 @@ def check(config: Config) -> None:
         )
     if config.policies:
         check_policies(config)
+    if config.cluster != ClusterConfig():
+        check_cluster(config)
     for name in config.policies:
         own = own_config(config, name)
         with naming(f"policies.{name}"):

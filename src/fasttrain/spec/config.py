@@ -13,6 +13,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec import groups
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, OwnValues, own_values
 from fasttrain.spec.backends import name_of_env, option_of, with_parts
+from fasttrain.spec.cluster import ClusterConfig
 from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import GameSpec, game_of
 from fasttrain.spec.setting import Named, Switch, setting
@@ -364,6 +365,7 @@ class Config:
     tune: groups.TuneConfig = groups.TuneConfig()
     sweep: groups.SweepConfig = groups.SweepConfig()
     population: groups.PopulationConfig = groups.PopulationConfig()
+    cluster: ClusterConfig = ClusterConfig()
     doctor: groups.DoctorConfig = groups.DoctorConfig()
 
     @property

@@ -147,6 +147,7 @@ class SlotSource(ABC):
     num_envs: int
     slots: Slots
     reuses_arrays: bool  # True: the next step overwrites the arrays in `slots`, so readers copy what they keep
+    fill: Any = None  # a method that collects a whole rollout in other processes; None: the envs step here
 
     @property
     @abstractmethod

@@ -1,0 +1,57 @@
+"""The settings `cluster.…`: rollouts are collected by actors of a Ray cluster, each with envs of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fasttrain.errors import ConfigError
+from fasttrain.spec.setting import setting
+
+ALGORITHMS = ("ppo", "maskable_ppo")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterConfig:
+    """Actors on one or several machines (`cluster=ray`)."""
+
+    engine: Literal["off", "ray"] = setting(
+        "off",
+        "ray: actors of a Ray cluster collect the rollouts of ppo and maskable_ppo, and this process learns from them; "
+        "also typed as cluster=ray. off: envs step on this machine.",
+    )
+    address: str = setting(
+        "local",
+        "Where Ray runs. local: started for this training, on this machine. auto: the cluster of this machine. "
+        "HOST:PORT: that cluster; it needs RAY_AUTH_MODE=token.",
+    )
+    actors: int = setting(2, "Number of actors. They share num_envs, and each uses one core.", least=1, most=10_000)
+
+
+def check_cluster(config: Any) -> None:
+    """Raises ConfigError if a setting is not possible with cluster=ray."""
+    own, env, algo = config.cluster, config.env, config.algo
+    if own.engine == "off":
+        if own != ClusterConfig():
+            key = "address" if own.address != "local" else "actors"
+            raise ConfigError(f"cluster.{key} has no effect without cluster=ray: add it, or remove cluster.{key}")
+        return
+    if algo.name not in ALGORITHMS:
+        raise ConfigError(f"cluster=ray with algo={algo.name}: actors collect for {' and '.join(ALGORITHMS)} only")
+    if own.actors > config.num_envs:
+        raise ConfigError(f"cluster.actors={own.actors} is more than num_envs={config.num_envs}: an actor needs an env")
+    refused = {
+        "engine=stock": (config.engine == "stock", "SB3's classes step their envs themselves"),
+        "policies": (bool(config.policies), "actors have one policy"),
+        "curriculum.tasks": (bool(config.curriculum.tasks), "tasks are drawn in the process that has the envs"),
+        "env.normalize": (bool(env.normalize), "its statistics change at each step of all envs"),
+        "env.stagger": (env.stagger > 0, "it counts the copies of one process"),
+        "env.info_keys": (bool(env.info_keys), "actors send the infos of episode ends only"),
+        "opponent=self": (config.opponent == "self", "the opponents act in the process that has the envs"),
+        "schedule": (config.schedule not in ("auto", "lockstep"), "actors step their envs in lockstep"),
+        "algo.use_sde": (bool(getattr(algo, "use_sde", False)), "the noise is that of one process"),
+        f"env.backend={env.backend}": (env.backend not in ("gymnasium", "vector"), "its envs belong to one process"),
+    }
+    for key, (is_set, why) in refused.items():
+        if is_set:
+            raise ConfigError(f"cluster=ray with {key}: {why}; remove one of them")

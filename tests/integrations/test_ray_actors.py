@@ -1,0 +1,101 @@
+"""cluster=ray: the same numbers as one process, actors that are lost, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.save_util import load_from_zip_file
+
+from conftest import RunCommand
+
+SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=4", "torch_threads=1")
+CARTPOLE = (*SMALL, "env.id=CartPole-v1", "algo=ppo", "algo.rollout_size=256", "batch_size=64", "num_envs=3",
+            "vec_env=dummy", "total_timesteps=1024")  # fmt: skip
+TOY = (*SMALL, "env.entry_point=test_ray_actors:Failing", "algo=ppo", "algo.rollout_size=128", "batch_size=32",
+       "num_envs=4", "vec_env=dummy", "fused_update=off")  # fmt: skip
+FOLDER = str(Path(__file__).parent)
+
+
+class Failing(gymnasium.Env[Any, Any]):
+    """Ends its process, or raises, at the step `at` of the only copy that finds the file `once` missing."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, once: str = "", at: int = 100, kind: str = "exit") -> None:
+        self.once, self.at, self.kind, self.total = Path(once), at, kind, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps, self.total = self.steps + 1, self.total + 1
+        if self.once.name and self.total == self.at and not self.once.exists():
+            self.once.touch()
+            if self.kind == "raise":
+                raise ValueError("the board fell off the table")
+            os._exit(7)
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_from_zip_file(folder / "model.zip", device="cpu")[1]["policy"]  # type: ignore[index]
+
+
+def same(one: Path, other: Path) -> bool:
+    first, second = weights(one), weights(other)
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture
+def ray() -> Any:
+    return pytest.importorskip("ray")
+
+
+@pytest.mark.parametrize(
+    "typed", [(*CARTPOLE, "fused_update=on"), (*SMALL, "total_timesteps=16384", "fused_update=on", "num_envs=64")],
+    ids=["ppo", "maskable native"],
+)  # fmt: skip
+def test_with_kernels_actors_give_the_numbers_of_one_process(typed: tuple[str, ...], fasttrain: RunCommand, ray: Any):
+    alone, together = fasttrain(*typed).ok(), fasttrain(*typed, "cluster=ray").ok()
+    assert same(alone.folder, together.folder)
+    one, other = (
+        [(row["env_steps"], row["env"], row["return"], row["length"]) for row in run.table("episodes.csv")]
+        for run in (alone, together)
+    )
+    assert one == other
+    assert len(one) > 10
+
+
+def test_a_lost_actor_is_replaced_and_its_rollout_left_out(
+    fasttrain: RunCommand, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(FOLDER)
+    once = tmp_path / "once"
+    with pytest.warns(UserWarning, match="actor . ended: ActorDiedError; its rollout is lost"):
+        done = fasttrain(*TOY, "total_timesteps=640", f"env.kwargs.once={once}", "env.kwargs.at=40", "cluster=ray").ok()
+    assert once.exists()
+    summary = done.json("summary.json")
+    assert summary["env_steps"] == 704  # the steps of the lost actor are not counted
+    assert "1 envs or workers failed and were replaced; 64 env steps were lost" in done.out
+
+
+def test_an_error_of_the_env_is_told_and_what_cannot_work_is_refused(
+    fasttrain: RunCommand, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(FOLDER)
+    failed = fasttrain(*TOY, f"env.kwargs.once={tmp_path / 'once'}", "env.kwargs.kind=raise", "cluster=ray")
+    assert failed.exit_code == 1
+    assert "ValueError: the board fell off the table" in failed.err
+    fasttrain(*CARTPOLE, "cluster=ray", "cluster.address=127.0.0.1:1").refused(
+        "cluster.address=127.0.0.1:1: nothing answers there"
+    )
+    fasttrain(*CARTPOLE, "cluster=ray", "num_envs=64", "cluster.actors=64").refused("each actor uses one")

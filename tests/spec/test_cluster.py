@@ -1,0 +1,34 @@
+"""What cluster=ray cannot do, told before Ray is imported."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from conftest import RunCommand
+
+CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=3", "checkup=off")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (
+            ("cluster=ray", "policies={a: {decides: 0}, b: {decides: 1}}"),
+            "cluster=ray with policies: actors have one policy",
+        ),
+        (("cluster=ray", "env.normalize=[reward]"), "cluster=ray with env.normalize: its statistics change"),
+        (("cluster=ray", "cluster.actors=4"), "cluster.actors=4 is more than num_envs=3"),
+        (("cluster.actors=4",), "cluster.actors has no effect without cluster=ray"),
+        (("cluster=ray", "cluster.address=10.0.0.7:6379"), "start the cluster with RAY_AUTH_MODE=token"),
+        (("cluster=slurm",), "cluster.engine=slurm: not one of off, ray"),
+        (("cluster=ray",), "cluster=ray needs Ray"),
+    ],
+)
+def test_wrong_settings_are_told(
+    typed: tuple[str, ...], told: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    fasttrain(*CARTPOLE, *typed).refused(told)
