@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -34,6 +36,8 @@ from fasttrain.vec.base import SlotVecEnv, empty_slots
 STORED = ("observations", "actions", "values", "log_probs", "masks")  # attributes of a `RolloutStorage`, (T, N, ...)
 LOOPBACK = ("local", "auto", "127.0.0.1", "localhost", "[::1]")
 REACHED_S = 5.0  # limit for an answer of cluster.address
+# Ray gives its workers a low priority, and will hide GPUs otherwise than today.
+ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 START_S = 120.0  # limit for starting an actor
 MOST_LOST, WITHIN_S = 10, 600.0  # more lost actors within this time end the run
 SLOW = 10.0  # an actor may take this many times the longest rollout so far, in addition to env.step_timeout_s
@@ -341,7 +345,9 @@ def connected(config: Config) -> Any:
     more: dict[str, Any] = {} if host in LOOPBACK else {"runtime_env": {"working_dir": os.getcwd()}}
     if own.address == "local":
         more["include_dashboard"] = False
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, usual in ENVIRONMENT.items():
+        os.environ.setdefault(name, usual)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(own.address, logging_level="error", log_to_driver=False, **more)
     except ConnectionError as error:
@@ -352,6 +358,8 @@ def connected(config: Config) -> Any:
     except Exception as error:  # RuntimeError of another version, ValueError of an address
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"cluster.address={own.address}: {type(error).__name__}: {reason}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's would end the training at once
     if own.actors > (cores := int(ray.cluster_resources().get("CPU", 0))):
         ray.shutdown()
         raise ConfigError(f"cluster.actors={own.actors}: the cluster has {cores} cores, and each actor uses one")
