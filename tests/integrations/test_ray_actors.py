@@ -31,6 +31,13 @@ class Failing(gymnasium.Env[Any, Any]):
     def __init__(self, once: str = "", at: int = 100, kind: str = "exit") -> None:
         self.once, self.at, self.kind, self.total = Path(once), at, kind, 0
 
+    def _is_first(self) -> bool:
+        try:
+            self.once.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.steps = 0
@@ -38,8 +45,7 @@ class Failing(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.steps, self.total = self.steps + 1, self.total + 1
-        if self.once.name and self.total == self.at and not self.once.exists():
-            self.once.touch()
+        if self.once.name and self.total == self.at and self._is_first():
             if self.kind == "raise":
                 raise ValueError("the board fell off the table")
             os._exit(7)
