@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from conftest import RunCommand
 
 SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=4", "torch_threads=1")
 CARTPOLE = (*SMALL, "env.id=CartPole-v1", "algo=ppo", "algo.rollout_size=256", "batch_size=64", "num_envs=3",
-            "vec_env=dummy", "total_timesteps=1024")  # fmt: skip
+            "vec_env=dummy", "total_timesteps=1024", "env.max_episode_steps=30")  # fmt: skip
+PARTS = (*SMALL, "env.entry_point=benchmarks.envs:Parts", "algo=maskable_ppo", "algo.rollout_size=192", "num_envs=3",
+         "batch_size=64", "vec_env=dummy", "total_timesteps=2000")  # fmt: skip
 TOY = (*SMALL, "env.entry_point=test_ray_actors:Failing", "algo=ppo", "algo.rollout_size=128", "batch_size=32",
        "num_envs=4", "vec_env=dummy", "fused_update=off")  # fmt: skip
 FOLDER = str(Path(__file__).parent)
@@ -67,10 +70,12 @@ def ray() -> Any:
 
 
 @pytest.mark.parametrize(
-    "typed", [(*CARTPOLE, "fused_update=on"), (*SMALL, "total_timesteps=16384", "fused_update=on", "num_envs=64")],
-    ids=["ppo", "maskable native"],
-)  # fmt: skip
+    "typed",
+    [CARTPOLE, PARTS, (*SMALL, "total_timesteps=16384", "num_envs=64")],
+    ids=["truncated episodes", "masked dict", "masked native game"],
+)
 def test_with_kernels_actors_give_the_numbers_of_one_process(typed: tuple[str, ...], fasttrain: RunCommand, ray: Any):
+    typed = (*typed, "fused_update=on")
     alone, together = fasttrain(*typed).ok(), fasttrain(*typed, "cluster=ray").ok()
     assert same(alone.folder, together.folder)
     one, other = (
@@ -78,7 +83,7 @@ def test_with_kernels_actors_give_the_numbers_of_one_process(typed: tuple[str, .
         for run in (alone, together)
     )
     assert one == other
-    assert len(one) > 10
+    assert len(one) > 5
 
 
 def test_a_lost_actor_is_replaced_and_its_rollout_left_out(
@@ -86,7 +91,7 @@ def test_a_lost_actor_is_replaced_and_its_rollout_left_out(
 ):
     monkeypatch.syspath_prepend(FOLDER)
     once = tmp_path / "once"
-    with pytest.warns(UserWarning, match="actor . ended: ActorDiedError; its rollout is lost"):
+    with pytest.warns(UserWarning, match=r"actor . \(envs . to .\) ended: ActorDiedError; its rollout"):
         done = fasttrain(*TOY, "total_timesteps=640", f"env.kwargs.once={once}", "env.kwargs.at=40", "cluster=ray").ok()
     assert once.exists()
     summary = done.json("summary.json")
@@ -100,7 +105,7 @@ def test_an_error_of_the_env_is_told_and_what_cannot_work_is_refused(
     monkeypatch.syspath_prepend(FOLDER)
     failed = fasttrain(*TOY, f"env.kwargs.once={tmp_path / 'once'}", "env.kwargs.kind=raise", "cluster=ray")
     assert failed.exit_code == 1
-    assert "ValueError: the board fell off the table" in failed.err
+    assert re.search(r"actor \d \(envs \d to \d\): .*ValueError: the board fell off the table", failed.err)
     fasttrain(*CARTPOLE, "cluster=ray", "cluster.address=127.0.0.1:1").refused(
         "cluster.address=127.0.0.1:1: nothing answers there"
     )

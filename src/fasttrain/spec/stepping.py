@@ -243,6 +243,7 @@ def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mappi
         "algo.memory_inputs": (bool(memory_inputs(config)), plain),
         "action_repeat": (config.action_repeat > 1, "a step is one decision"),
         "env.info_keys": (bool(env.info_keys), "only the infos of episode ends are available"),
+        "cluster=ray": (config.cluster.engine != "off", "opponents act in the process that has the envs"),
         "env.stagger": (env.stagger > 0, "an end in the middle of a game has no winner"),
         "env.max_episode_steps": (env.max_episode_steps is not None, "a limit would count both sides' decisions"),
         "env.on_env_error=restart": (env.on_env_error == "restart", "an opponent's decision cannot be repeated"),
