@@ -29,7 +29,7 @@ ELSEWHERE = {
     r"fasttrain .*run=logs/ppo": "tests/integrations/test_zoo_folders.py runs it on such folders",
     r".*(…|=FOLDER\b)": "stands for a command of the reader's",
     r"ruff ": "scripts/test.py runs it",
-    r"(export RAY|ray start|.*10\.0\.0\.7)": "needs a cluster",
+    r"(export RAY|ray (start|get)|.*10\.0\.0\.7)": "needs a cluster",
     r"py-spy ": "a program that fasttrain does not install",
     r".*env=showdown ": "needs the Node package pokemon-showdown",
 }

@@ -1,7 +1,7 @@
 """SkullKingBids: one round of Skull King as a goal environment, for hindsight (`algo.her`).
 
-The goal is a number of tricks: the bid. After a round with another number of tricks, hindsight learns from the round
-as if that number had been the bid.
+The goal is a number of tricks: the bid. After a round with another number of tricks, `algo.her=final` learns from the
+round as if that number had been the bid. `future` and `episode` also take numbers of tricks within the round.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class SkullKingBids(gym.Env[Observation, np.int64]):
     """One round with a given bid. The policy plays the cards; the reward is 1 in the last step if the bid is met.
 
     The observation is a Dict. "observation" (W,) is that of `SkullKingEnv` without what shows the own bid, because
-    hindsight changes the bid. The goals (2,) are tricks / 10, and 1.0 at the end of the round.
+    hindsight changes the bid. A goal (2,) is (tricks / 10, 1.0 if the round is over, else 0.0).
 
     Args:
-        rounds: smallest and largest round; each episode draws one. A round has as many tricks as its number.
+        rounds: smallest and largest round; each episode draws one. A round deals as many cards as its number.
         most: largest bid; each episode draws one from 0 to this number, or to the round's number.
         **further: arguments of `SkullKingEnv`.
     """
