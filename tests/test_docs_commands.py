@@ -70,6 +70,7 @@ SHORT = {
     r"fasttrain compare .*minutes": "seeds=1 minutes=0.05 eval.episodes=4",
     r"fasttrain compare": f"seeds=1 {TRAIN}",
     r"fasttrain resume": "total_timesteps=40000",
+    r".*exchange_every": "population=2 population.exchange_every=8192 total_timesteps=16384 eval.episodes=4",
     r"fasttrain -m": TRAIN,
     r".*eval_every": "total_timesteps=40000 eval_every=16384 eval.episodes=4",
     r".*on_existing=resume": "total_timesteps=60000",
