@@ -21,6 +21,7 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=3", "c
         (("cluster=ray", "env.normalize=[reward]"), "cluster=ray with env.normalize: its statistics change"),
         (("cluster=ray", "cluster.actors=4"), "cluster.actors=4 is more than num_envs=3"),
         (("cluster=ray", "env.frame_stack=2"), "cluster=ray with env.frame_stack: frames are stacked in the process"),
+        (("cluster=ray", "reward_debug=true"), "cluster=ray with reward_debug: actors send the infos of episode ends"),
         (("cluster.actors=4",), "cluster.actors has no effect without cluster=ray"),
         (("cluster=ray", "cluster.address=10.0.0.7:6379"), "start the cluster with RAY_AUTH_MODE=token"),
         (("cluster=slurm",), "cluster.engine=slurm: not one of off, ray"),

@@ -94,8 +94,9 @@ class Actor:
         torch.set_num_threads(1)
         self.config, self.recorder = config, Recorder()
         self.env = build_vec_env(config, config.num_envs, seed)
-        if hasattr(game := getattr(self.env.unwrapped, "game", None), "max_threads"):
-            game.max_threads = 1  # type: ignore[union-attr]
+        game: Any = getattr(self.env.unwrapped, "game", None)
+        if hasattr(game, "max_threads"):
+            game.max_threads = 1
         self.model = cast(Any, build_algorithm(config, self.env, PhaseClock()))
         set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
         self.model.collector.lends_observations = False
@@ -206,7 +207,8 @@ class ActorVecEnv(SlotVecEnv):
         asked = [actor.reset.remote(self._seeds[at]) for actor, at in zip(self.actors, self.firsts, strict=True)]
         parts = [self._answer(number, reply) for number, reply in enumerate(asked)]
         self._reset_seeds()
-        return _joined(parts, 0)  # type: ignore[no-any-return]
+        observations: VecEnvObs = _joined(parts, 0)
+        return observations
 
     def fill(self, model: Any, engine: Any, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback) -> bool:
         """Let the actors collect the rollout, and call the callback for each step. False: it asked to stop."""

@@ -45,6 +45,8 @@ def check_cluster(config: Any) -> None:
         "policies": (bool(config.policies), "actors have one policy"),
         "curriculum.tasks": (bool(config.curriculum.tasks), "tasks are drawn in the process that has the envs"),
         "env.normalize": (bool(env.normalize), "its statistics change at each step of all envs"),
+        "env.phases": (bool(env.phases), "actors send the infos of episode ends only"),
+        "reward_debug": (config.reward_debug, "actors send the infos of episode ends only"),
         "env.stagger": (env.stagger > 0, "it counts the copies of one process"),
         "env.info_keys": (bool(env.info_keys), "actors send the infos of episode ends only"),
         "env.frame_stack": (env.frame_stack > 1, "frames are stacked in the process that has the envs"),
