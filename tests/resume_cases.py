@@ -46,7 +46,7 @@ PYTHON_GAME = "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv"
 CASES = {
     "maskable-native": SMALL_PPO,
     "maskable-native-curriculum": (*SMALL_PPO, *ROUNDS),
-    "maskable-native-reuse": (*SMALL_PPO, "algo.reuse=3"),
+    "maskable-native-reuse": (*SMALL_PPO, "algo.reuse=3", "algo.target_tv=0.01"),
     "ppo-dummy-reuse": (*SMALL_PPO, *CART, *WRAPPED, "algo=ppo", "vec_env=dummy", "algo.reuse=2", "fused_update=off"),
     "maskable-native-policies": (*SMALL_PPO, *TWO),
     "maskable-self-play-policies": (*SMALL_PPO, *SELF, *TWO, "fused_update=off"),

@@ -104,6 +104,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
      r"env\.kwargs\.roles=\['z', 'x'\]: the policies' decides name the roles \(x, z\); remove it"),
     ((*SHARING[:-1], "policies={a: {decides: x}, b: {decides: y}}"), "set env.kwargs.sharing=true, so that each agent"),
     ((FAST, TWO, "algo.reuse=2"), "policies learn from the newest rollout alone; use algo.reuse=1"),
+    ((FAST, TWO, "algo.target_tv=0.1"), "policies with algo.target_tv: it is for one policy"),
 ]  # fmt: skip
 
 

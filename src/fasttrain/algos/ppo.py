@@ -31,6 +31,7 @@ from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
 from fasttrain.algos.reuse import Reuse
 from fasttrain.algos.step import PPOStep, PPOWork, Terms, check_terms, faster_adam, micro_batches
+from fasttrain.algos.variation import update_within
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
@@ -50,6 +51,8 @@ class _PPO(Fast, OnPolicyAlgorithm):
     _masked: ClassVar[bool]  # whether the algorithm takes action masks
     dims: list[int]  # sizes of the sub-actions; their sum is a mask's width
     reuse: Reuse | None = None  # updates use the last few rollouts; None: only the newest
+    target_tv: float | None = None  # see `variation.py`
+    learning_rate_scale = 1.0  # factor of the learning rate; less than 1 only with `target_tv`
 
     def _setup_model(self) -> None:
         self.dims = action_dims(self.action_space) if self._masked else []
@@ -100,10 +103,16 @@ class _PPO(Fast, OnPolicyAlgorithm):
             _log(self, self.update())
 
     def update(self) -> Statistics:
-        """All epochs over the filled rollout; fewer if `target_kl` is exceeded."""
-        engine: Any = self.engine_now()
+        """All epochs over the filled rollout; fewer if `target_kl` or `target_tv` is exceeded."""
         rollout: RolloutStorage = self.rollout_buffer.storage if self.reuse is None else self.reuse.merged(self)
-        work, own_loss, parts = self.work(), has_own_loss(self), engine.settings.gradient_accumulation
+        if self.target_tv is not None:
+            return update_within(self, rollout, self.target_tv)
+        return self.update_on(rollout, self.work())
+
+    def update_on(self, rollout: RolloutStorage, work: PPOWork) -> Statistics:
+        """All epochs over the rollout; fewer if `target_kl` is exceeded."""
+        engine: Any = self.engine_now()
+        own_loss, parts = has_own_loss(self), engine.settings.gradient_accumulation
         if engine.kind == "kernels":
             return engine.update(rollout, work)  # type: ignore[no-any-return]
         compiled = None if engine.compiled is None else engine.compiled.loss_of(self, work)

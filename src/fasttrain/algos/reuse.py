@@ -58,12 +58,9 @@ class Reuse:
         self.behaviour[:, here], self.weights[:, here] = newest.log_probs, 1.0
         self._keep_last(model, here)
         self.stored += 1
-        training = model.policy.training
-        model.policy.set_training_mode(False)  # the mode in which the rollouts were collected
         for older in range(min(self.stored, self.count)):
             if older != block or dropped is not None:
                 self._rate(model, self._columns(older))
-        model.policy.set_training_mode(training)
         storage._left_out[...] = self.absent | self.dropped
         self._weigh(model.normalize_advantage)
         return storage  # type: ignore[no-any-return]
@@ -96,20 +93,9 @@ class Reuse:
     def _rate(self, model: Any, here: slice) -> None:
         """Compute values, log-probabilities, advantages and weights ρ of the columns `here` by the present policy."""
         storage: Any = self.storage
-        kept = torch.as_tensor(~self.absent[:, here]).to(storage.device)
-        seen = {key: part[:, here][kept] for key, part in storage._observations.items()}
-        actions = storage._actions[:, here][kept]
-        actions = actions[:, 0] if storage._discrete else actions
-        masks = None if storage._masks is None else storage._masks[:, here][kept]
-        values, log_probs = [], []
-        for rows in torch.split(torch.arange(len(actions), device=storage.device), CHUNK):
-            given = {key: part[rows] for key, part in seen.items()}
-            more = {} if masks is None else {"action_masks": masks[rows]}
-            rated = model.policy.evaluate_actions(given if storage._keyed else given[""], actions[rows], **more)
-            values.append(rated[0].reshape(-1))
-            log_probs.append(rated[1])
-        storage._values[:, here][kept] = torch.cat(values)
-        storage._log_probs[:, here][kept] = torch.cat(log_probs)
+        present = ~self.absent[:, here]
+        kept = torch.as_tensor(present).to(storage.device)
+        storage._values[:, here][kept], storage._log_probs[:, here][kept] = rate(model, storage, here, present)
         now, log_ratio = storage.values[:, here], storage.log_probs[:, here] - self.behaviour[:, here]
         left_out: BoolArray = self.absent[:, here].copy()
         log_ratio[left_out] = 0.0
@@ -175,3 +161,28 @@ class Reuse:
             return {}
         seen = {f"observations/{key}": part for key, part in storage._observations.items()}
         return {**seen, "actions": storage._actions, **({} if storage._masks is None else {"masks": storage._masks})}
+
+
+@torch.no_grad()
+def rate(model: Any, storage: Any, here: slice, kept: BoolArray) -> tuple[Tensor, Tensor]:
+    """Values and log-probabilities (K,) of the transitions by the present policy.
+
+    Args:
+        here: columns of the storage.
+        kept: (T, columns) which of their transitions; K are True.
+    """
+    at = torch.as_tensor(kept).to(storage.device)
+    seen = {key: part[:, here][at] for key, part in storage._observations.items()}
+    actions = storage._actions[:, here][at]
+    actions = actions[:, 0] if storage._discrete else actions
+    masks = None if storage._masks is None else storage._masks[:, here][at]
+    training, values, log_probs = model.policy.training, [], []
+    model.policy.set_training_mode(False)  # the mode in which the rollouts were collected
+    for rows in torch.split(torch.arange(len(actions), device=storage.device), CHUNK):
+        given = {key: part[rows] for key, part in seen.items()}
+        more = {} if masks is None else {"action_masks": masks[rows]}
+        rated = model.policy.evaluate_actions(given if storage._keyed else given[""], actions[rows], **more)
+        values.append(rated[0].reshape(-1))
+        log_probs.append(rated[1])
+    model.policy.set_training_mode(training)
+    return torch.cat(values), torch.cat(log_probs)

@@ -81,6 +81,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     if spec.on_policy:
         ours.collector.schedule = config.schedule
         ours.reuse = Reuse(algo.reuse) if getattr(algo, "reuse", 1) > 1 else None
+        ours.target_tv = getattr(algo, "target_tv", None)
         if config.schedule == "continuous":
             use_continuous(ours, config.max_lag)
             storage_of(ours, LONGEST * ours.n_steps, ours.n_envs)

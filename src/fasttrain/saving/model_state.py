@@ -36,7 +36,7 @@ Arrays = dict[str, NDArray[Any]]
 State = dict[str, Any]
 COUNTERS = (
     "num_timesteps", "_total_timesteps", "_episode_num", "_n_updates", "_n_calls", "_current_progress_remaining",
-    "exploration_rate",
+    "exploration_rate", "learning_rate_scale",
 )  # fmt: skip
 OPTIMIZER = "policy.optimizer"  # most algorithms have only this optimizer
 SHARED = "shared"  # used in place of a parameter's number for optimizer state that belongs to all parameters

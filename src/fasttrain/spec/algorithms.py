@@ -29,7 +29,8 @@ LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_criti
         "shared_lstm": (bool, False)}  # fmt: skip
 MEMORY = {**LSTM, "cell": (Literal["lstm", "gru"], "lstm"),
           "memory_inputs": (tuple[Literal["action", "reward"], ...], ())}  # fmt: skip
-PPO_EXTRAS = {"teacher": (str | None, None), "teacher_coef": (float | str, "linear_1"), "reuse": (int, 1)}
+PPO_EXTRAS = {"teacher": (str | None, None), "teacher_coef": (float | str, "linear_1"), "reuse": (int, 1),
+              "target_tv": (float | None, None)}  # fmt: skip
 DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
               "use_masking": (bool, True)}  # fmt: skip
@@ -38,7 +39,7 @@ MOST_RATE = 1_000_000
 SHARE, POSITIVE, NOT_NEGATIVE, BOUNDED = (0, 1), (1, None), (0, None), (0, 1_000_000)
 RANGES: dict[str, tuple[float | None, float | None]] = {
     **dict.fromkeys(("gamma", "gae_lambda", "tau", "line_search_shrinking_factor", "per_beta", "exploration_fraction",
-                     "exploration_initial_eps", "exploration_final_eps"), SHARE),
+                     "exploration_initial_eps", "exploration_final_eps", "target_tv"), SHARE),
     **dict.fromkeys(("n_epochs", "lstm_hidden_size", "n_lstm_layers", "buffer_size", "n_steps", "policy_delay",
                      "target_update_interval", "cg_max_steps", "line_search_max_iter", "n_critic_updates",
                      "sub_sampling_factor", "her_goals", "reuse", "n_top", "n_delta"), POSITIVE),

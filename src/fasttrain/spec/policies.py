@@ -20,7 +20,17 @@ OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_
        "goal_every": int | Literal["phase"], "goals": int, "reward_key": str,
        "observation": tuple[int | str, ...]}  # fmt: skip
 # Keys of `algo.` about the rollout that all policies share.
-SHARED = ("name", "reuse", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
+SHARED = (
+    "name",
+    "reuse",
+    "target_tv",
+    "rollout_size",
+    "n_steps",
+    "use_sde",
+    "sde_sample_freq",
+    "entry_point",
+    "kwargs",
+)
 ROWS = "fasttrain.integrations.pettingzoo:Rows"  # this env itself appends a one-hot of the agent
 SEAT = "fasttrain.integrations.pettingzoo:Seat"
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
@@ -166,6 +176,8 @@ def check_policies(config: Config) -> None:
                           "remove one")  # fmt: skip
     if getattr(algo, "reuse", 1) > 1:
         raise ConfigError("policies learn from the newest rollout alone; use algo.reuse=1")
+    if getattr(algo, "target_tv", None) is not None:
+        raise ConfigError("policies with algo.target_tv: it is for one policy; remove it, or use algo.target_kl")
     if config.engine == "stock":
         raise ConfigError("policies with engine=stock: SB3 has no such training; use engine=fast, or +profile=speed")
     if "obs" in config.env.normalize:
