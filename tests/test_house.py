@@ -60,7 +60,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # on cores of their own, population-based training, a training that ends at a step, and first episodes of random
 # lengths.
 CEILINGS = {
-    "fasttrain": {"lines": 48_500, "modules": 211, ": Any": 675},
+    "fasttrain": {"lines": 48_789, "modules": 213, ": Any": 679},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
 }
@@ -81,7 +81,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
 # 276 of tests: forked runs, cells side by side, populations and their exchanges.
 # 70 of tests: the last killed trial, other settings in one folder, a failed seed, algorithms without minibatches.
-LABORATORY = {"scripts": 419, "benchmarks": 4_224, "tests": 54_293}
+LABORATORY = {"scripts": 419, "benchmarks": 4_224, "tests": 54_482}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -96,7 +96,7 @@ def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
 # searches for and how often, one how old a transition may be when PPO learns from it, three the limits of a
 # sweep by launcher plugins of Hydra, four the models of a population, one an end at a step,
 # one first episodes of random lengths.
-MOST_SETTINGS = 124  # 3 of them say where a cluster is
+MOST_SETTINGS = 125  # 3 of them say where a cluster is, one where a run is copied
 
 
 def test_settings_are_not_above_their_ceiling() -> None:
@@ -105,11 +105,12 @@ def test_settings_are_not_above_their_ceiling() -> None:
 
 
 # What one iteration enters of src/fasttrain, without the game and compiled code. 6 lines of PPO are the traces of older
-# rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout.
+# rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout; 3 end an update above a
+# total variation.
 PATH_CEILINGS = {
-    "ppo": {"files": 8, "functions": 86, "lines": 902},
-    "kernels": {"files": 12, "functions": 84, "lines": 883},
-    "recurrent": {"files": 12, "functions": 87, "lines": 890},
+    "ppo": {"files": 8, "functions": 86, "lines": 905},
+    "kernels": {"files": 12, "functions": 84, "lines": 886},
+    "recurrent": {"files": 12, "functions": 87, "lines": 893},
     "dqn": {"files": 14, "functions": 81, "lines": 885},  # a hook of the replay buffer instead of two copies of `put`
     "sac": {"files": 12, "functions": 60, "lines": 680},  # as for dqn
 }

@@ -102,17 +102,14 @@ class _PPO(Fast, OnPolicyAlgorithm):
             self._update_learning_rate(self.policy.optimizer)
             _log(self, self.update())
 
-    def update(self) -> Statistics:
-        """All epochs over the filled rollout; fewer if `target_kl` or `target_tv` is exceeded."""
-        rollout: RolloutStorage = self.rollout_buffer.storage if self.reuse is None else self.reuse.merged(self)
-        if self.target_tv is not None:
-            return update_within(self, rollout, self.target_tv)
-        return self.update_on(rollout, self.work())
-
-    def update_on(self, rollout: RolloutStorage, work: PPOWork) -> Statistics:
-        """All epochs over the rollout; fewer if `target_kl` is exceeded."""
+    def update(self, rollout: RolloutStorage | None = None, work: PPOWork | None = None) -> Statistics:
+        """All epochs over the filled `rollout`, by default the model's own; fewer if a target is exceeded."""
+        if rollout is None:
+            rollout = self.rollout_buffer.storage if self.reuse is None else self.reuse.merged(self)
+            if self.target_tv is not None:
+                return update_within(self, rollout, self.target_tv)
         engine: Any = self.engine_now()
-        own_loss, parts = has_own_loss(self), engine.settings.gradient_accumulation
+        work, own_loss, parts = work or self.work(), has_own_loss(self), engine.settings.gradient_accumulation
         if engine.kind == "kernels":
             return engine.update(rollout, work)  # type: ignore[no-any-return]
         compiled = None if engine.compiled is None else engine.compiled.loss_of(self, work)

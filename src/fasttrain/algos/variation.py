@@ -28,7 +28,7 @@ def update_within(model: Any, rollout: RolloutStorage, target: float) -> Statist
     done = list[Statistics]()
     variation = 0.0
     while len(done) < model.n_epochs and variation <= target and not any(each.stopped for each in done):
-        done.append(model.update_on(rollout, model.work()._replace(n_epochs=1)))
+        done.append(model.update(rollout, model.work()._replace(n_epochs=1)))
         variation = total_variation(model, rollout)
     if variation > target:
         model.learning_rate_scale /= FACTOR

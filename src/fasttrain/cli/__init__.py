@@ -195,7 +195,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         if job.hydra.callbacks:
             raise ConfigError("hydra.callbacks are not called; for callbacks of SB3 use callbacks=[module:Class]")
         if job.hydra.mode == RunMode.MULTIRUN:
-            commands.refuse_sweep(command, str(job.get("warmup")))
+            commands.refuse_sweep(command, str(job.get("warmup")), job.get("checkpoint", {}).get("copy_to") is not None)
             return _sweep(command, hydra, given, job, [*options, *typed])
         config, sources = hydra.configured(given, job)
         overrides = list(job.hydra.overrides.task)

@@ -80,6 +80,7 @@ OWNERS = {
     "minutes": Owner(WITH_SEEDS, "a single run takes stop.max_minutes=…"),
     "warmup": Owner(("train",), "to compile the kernels of a run: fasttrain train warmup=only"),
     "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),
+    "checkpoint.copy_to": Owner(("train", "resume"), "to copy one run: fasttrain +profile=speed checkpoint.copy_to=…"),
     "cluster.": Owner(("train", "resume"), "to train with actors: fasttrain +profile=speed cluster=ray"),
     "population.": Owner(("population",), "to train several models: fasttrain population=8 +profile=speed"),
     "doctor.": Owner(("doctor",), "to look for the bottleneck: fasttrain doctor +profile=speed"),
@@ -171,8 +172,10 @@ def repeated_settings(overrides: Sequence[str]) -> list[str]:
     return [f"{text} has no effect: {last[key_of(text)].lstrip('+')} was typed after it" for text in before]
 
 
-def refuse_sweep(command: str, warmup: str = "off") -> None:
-    """Raises ConfigError: the command cannot be run as a sweep."""
+def refuse_sweep(command: str, warmup: str = "off", copied: bool = False) -> None:
+    """Raises ConfigError: the command cannot be run as a sweep. `copied`: checkpoint.copy_to is set."""
+    if copied:
+        raise ConfigError("checkpoint.copy_to is for one run, and the runs of a sweep would overwrite each other there")
     if command not in SWEEPABLE or warmup == "only":
         raise ConfigError(f"-m sweeps over trainings; {command} {'warmup=only ' * (command == 'train')}cannot be swept")
 
@@ -318,6 +321,11 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
     if request.command == "tune" and config.run is not None and (Path(config.run) / "study.json").exists():
         return request  # an existing study is allowed: several processes may search in it
     way = "resume" if study and config.run is not None else config.on_existing
+    if request.command == "train" and config.checkpoint.copy_to is not None:
+        from fasttrain.saving.remote import fetch
+
+        contents_of(Path(typed))  # refuses a folder in which a process works
+        print(fetch(Path(typed), config.checkpoint.copy_to, way), end="")
     found = existing_to_resume("study" if study else "run" * (request.command == "train"), way, typed, key)
     if found is None or config.run is not None:
         return request

@@ -54,6 +54,10 @@ def open_run(
     has no complete checkpoint, or a typed value may not change.
     """
     where = Path(str(config.run)).absolute()  # an env may change the working directory
+    if (place := config.checkpoint.copy_to) is not None:
+        from fasttrain.saving.remote import fetch
+
+        make_console().print(fetch(where, place, "resume"), end="", highlight=False)
     if not (where / "plan.json").is_file():
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)

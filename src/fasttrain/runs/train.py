@@ -110,6 +110,9 @@ def train_to_end(run: Parts, overrides: Sequence[str], draw: Draw) -> int:
     with run.stop.listening():
         _train(run, overrides, draw)
     run.status.now("stopped" if run.stop.requested else "done")
+    if (place := run.config.checkpoint.copy_to) is not None:
+        with activity(run.console, f"copying the run to {place}"), run.saving.of(f"the copy at {place}"):
+            cast(Any, run.checkpoints.folder).remote.store(run.folder)
     check_saved(run)
     return EXIT_STOPPED if run.stop.requested else EXIT_DONE
 
@@ -254,6 +257,10 @@ def _complete(run: Parts, config: Config) -> None:
         run.clock, times, lambda: callbacks.replay_words(run.model) + callbacks.policies_words(run.model)
     )
     saved = CheckpointFolder(run.folder / "checkpoints", config.checkpoint.keep)
+    if (place := config.checkpoint.copy_to) is not None:
+        from fasttrain.saving.remote import CopiedCheckpoints, RemoteFolder
+
+        saved = CopiedCheckpoints(saved.root, saved.keep, RemoteFolder(place))
     saved.clean()
     settings = Settings(every, config.checkpoint_async, config.checkpoint.grace_s, every_s)
     run.checkpoints = Checkpoints(saved, lambda: snapshot(run), settings, run.clock, run.say)

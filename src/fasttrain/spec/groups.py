@@ -202,3 +202,8 @@ class CheckpointConfig:
 
     keep: int = setting(3, "Number of checkpoints that stay; older ones are deleted.", least=1)
     grace_s: float = setting(5.0, "Seconds to wait for the end of rollout and update after a signal to stop.", least=0)
+    copy_to: str | None = setting(
+        None,
+        "Folder or address (s3://bucket/run, gs://…) to which the run is copied with each checkpoint. "
+        "on_existing=resume continues a run from there on any machine.",
+    )
