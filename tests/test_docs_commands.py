@@ -53,12 +53,13 @@ NEEDS = {
     "video": "imageio_ffmpeg",
     "tensorboard": "tensorboard",
     "cluster=ray": "ray",
+    "plan-cluster": "ray",
 }
 TRAIN = "total_timesteps=1000 eval.episodes=4"
 # What is added to a command that it ends soon, by the first pattern that fits. Of a setting that is there twice the
 # last one counts.
 SHORT = {
-    r"fasttrain (help|settings|report|watch|new|export|zoo|check|doctor|--help)": "",
+    r"fasttrain (help|settings|report|watch|plan-cluster|new|export|zoo|check|doctor|--help)": "",
     r"fasttrain train warmup": "",
     r"fasttrain clone": "clone.episodes=20 clone.epochs=1 eval.episodes=4",
     r"(javac|python) ": "",

@@ -160,7 +160,7 @@ def _dispatch(arguments: list[str]) -> int:
     if "" in typed:
         raise ConfigError("an argument is empty: remove it; perhaps a variable of the shell is empty")
     words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
-    if typed and re.fullmatch(r"[a-z_]+", typed[0]):
+    if typed and re.fullmatch(r"[a-z_-]+", typed[0]):
         if typed[0] not in words:
             commands.read_options(options)  # refuses, for example, `--profile speed`
         command, more = commands.command_of(typed[0])

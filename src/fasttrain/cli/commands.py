@@ -39,7 +39,8 @@ MODULES = {
     "report": "fasttrain.report.index",
 }
 # Commands that parse their own arguments and compose no configuration. "": an integration has the code.
-PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch", "zoo": ""}
+PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch",
+         "plan-cluster": "fasttrain.studies.plan_cluster", "zoo": ""}  # fmt: skip
 COMMANDS = (*MODULES, *PLAIN)
 # Short word → the command, and the setting that the word adds.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}

@@ -67,7 +67,8 @@ def help_on(arguments: list[str]) -> str:
     """
     words = [word for word in arguments if word not in ("-h", "--help", "help")][:1]
     if words and re.fullmatch(r"\w[\w-]*", words[0]):
-        return _page_of(words[0].replace("-", "_").lower())
+        word = words[0].lower()
+        return _page_of(word if word in COMMANDS else word.replace("-", "_"))
     commands = "\n".join(f"  {usage:<30} {does}" for usage, does, _ in _commands())
     if not {"-h", "--help", "help"} & {*arguments}:
         return HELP.partition("\n\nprofiles")[0].format(version=__version__, commands=commands) + USAGE_END
