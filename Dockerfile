@@ -5,6 +5,7 @@ ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG EXTRAS=tensorboard,onnx,metrics
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN command -v python3 >/dev/null && python3 -m venv --help >/dev/null 2>&1 \
     || (apt-get update && apt-get install -y --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*)
@@ -16,7 +17,7 @@ COPY pyproject.toml README.md LICENSE /source/
 COPY conf /source/conf
 COPY docs /source/docs
 COPY src /source/src
-RUN /opt/fasttrain/bin/pip install -c /tmp/constraints.txt "/source[tensorboard,onnx,metrics]"
+RUN /opt/fasttrain/bin/pip install -c /tmp/constraints.txt "/source[${EXTRAS}]"
 
 FROM ${BASE}
 RUN command -v python3 >/dev/null \

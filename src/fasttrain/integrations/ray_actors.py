@@ -370,6 +370,8 @@ def connected(config: Config) -> Any:
             raise ConfigError(f"cluster.address={own.address}: nothing answers there ({error})") from error
     files = {"working_dir": os.getcwd(), "excludes": ["/outputs/", "/multirun/", "/.git/", "/.venv/"]}
     more: dict[str, Any] = {"include_dashboard": False} if own.address == "local" else {"runtime_env": files}
+    if "working_dir" in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):  # `ray job submit` has sent it
+        more = {}
     for name, usual in ENVIRONMENT.items():
         os.environ.setdefault(name, usual)
     handler = signal.getsignal(signal.SIGTERM)
@@ -379,6 +381,8 @@ def connected(config: Config) -> Any:
         reason = str(error).strip().partition("\n")[0]
         if isinstance(error, ConnectionError) and address == "auto":
             reason = "no Ray cluster runs on this machine; start one with `ray start --head`, or remove cluster.address"
+        if isinstance(error, ConnectionError) and os.environ.get("RAY_AUTH_MODE") != "token":
+            reason += "; if the cluster has a token, set RAY_AUTH_MODE=token here too"
         raise ConfigError(f"cluster.address={own.address}: {type(error).__name__}: {reason}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's would end the training at once
