@@ -82,7 +82,7 @@ def test_slurm_passes_the_signal_on_and_waits_for_the_training(called: Any, tmp_
     script = (RECIPES / "slurm.sh").read_text(encoding="utf-8")
     fake = tmp_path / "programs" / "fasttrain"
     fake.write_text(f"#!/bin/bash\ntrap 'echo saved > {tmp_path}/saved; exit 4' TERM\n"
-                    "kill -TERM $PPID\nfor i in {1..100}; do /bin/sleep 0.05; done\n")  # fmt: skip
+                    "/bin/sleep 0.5; kill -TERM $PPID\nfor i in {1..100}; do /bin/sleep 0.05; done\n")  # fmt: skip
     code, _ = called(script, "+profile=speed", **NODES)
     assert (code, (tmp_path / "saved").read_text()) == (4, "saved\n")
 

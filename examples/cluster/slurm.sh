@@ -12,7 +12,8 @@ set -euo pipefail
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(head --bytes=32 /dev/urandom | sha256sum | cut --delimiter=' ' --fields=1)}
 port=$((20000 + SLURM_JOB_ID % 20000))  # two jobs may share a node
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head --lines=1)
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts[0]}
 
 srun --nodes=1 --ntasks=1 --nodelist="$head" ray start --head --port="$port" --num-cpus="$SLURM_CPUS_PER_TASK" --block &
 sleep "${START_S:-20}"
