@@ -71,8 +71,14 @@ def ray() -> Any:
 
 @pytest.mark.parametrize(
     "typed",
-    [CARTPOLE, PARTS, (*SMALL, "total_timesteps=16384", "num_envs=64")],
-    ids=["truncated episodes", "masked dict", "masked native game"],
+    [
+        CARTPOLE,
+        PARTS,
+        (*SMALL, "total_timesteps=16384", "num_envs=64"),
+        ("algo=recurrent_ppo", *(text for text in CARTPOLE if text != "algo=ppo")),
+        (*SMALL, "algo=maskable_recurrent_ppo", "total_timesteps=8192", "algo.rollout_size=4096", "num_envs=8"),
+    ],
+    ids=["truncated episodes", "masked dict", "masked native game", "recurrent", "recurrent with masks"],
 )
 def test_with_kernels_actors_give_the_numbers_of_one_process(typed: tuple[str, ...], fasttrain: RunCommand, ray: Any):
     typed = (*typed, "fused_update=on")

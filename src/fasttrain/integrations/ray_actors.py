@@ -1,4 +1,4 @@
-"""cluster=ray: actors collect the rollouts of PPO and MaskablePPO, each with envs and a copy of the policy.
+"""cluster=ray: actors collect the rollouts of PPO and its variants, each with envs and a copy of the policy.
 
 Once per rollout the learner sends weights and random numbers, and each actor sends back its part of the rollout. With
 compiled kernels the random numbers are those that one process would use, so the training has the same numbers as in one
@@ -17,25 +17,23 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.algos.engine import note_episodes
-from fasttrain.batch import BoolArray, Float32Array, each_array
+from fasttrain.batch import each_array
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.envs.masks import mask_width
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvError, FastTrainError
+from fasttrain.integrations.ray_collector import STORED, Actor, Part
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import SlotVecEnv, empty_slots
 
-STORED = ("observations", "actions", "values", "log_probs", "masks")  # attributes of a `RolloutStorage`, (T, N, ...)
 LOOPBACK = ("local", "auto", "127.0.0.1", "localhost", "[::1]")
 REACHED_S = 5.0  # limit for an answer of cluster.address
 # Ray gives its workers a low priority, and will hide GPUs otherwise than today.
@@ -45,116 +43,6 @@ CLOSE_S = 10.0  # limit for closing the envs
 STRIDE = 7_000_003  # added to the seeds of an actor that replaces another one; not `eval.seed`
 MOST_LOST, WITHIN_S = 10, 600.0  # more lost actors within this time end the run
 SLOW = 10.0  # an actor may take this many times the longest rollout so far, in addition to env.step_timeout_s
-
-
-class Part(NamedTuple):
-    """An actor's part of a rollout: T steps of n envs."""
-
-    stored: dict[str, Any]  # name of `STORED` → (T, n, ...)
-    rewards: Float32Array  # (T, n) with the values of truncated episodes added
-    plain_rewards: Float32Array  # (T, n) as the envs gave them
-    episode_starts: Float32Array  # (T, n)
-    left_out: BoolArray  # (T, n) True: no transition
-    dones: BoolArray  # (T, n)
-    infos: list[tuple[int, int, dict[str, Any]]]  # step, env and info of each episode's end
-    last: Any  # (n, ...) observations after the last step
-    seconds: float
-
-
-class Recorder(BaseCallback):
-    """Keeps what the learner's callbacks get at each step."""
-
-    def _on_rollout_start(self) -> None:
-        self.rewards, self.dones = list[Any](), list[Any]()
-        self.ends = list[tuple[int, int, dict[str, Any]]]()
-
-    def _on_step(self) -> bool:
-        self.rewards.append(self.locals["rewards"].copy())
-        self.dones.append(np.array(self.locals["dones"], np.bool_))
-        for index in np.flatnonzero(self.dones[-1]).tolist():
-            self.ends.append((len(self.dones) - 1, index, self.locals["infos"][index]))
-        return True
-
-
-class Actor:
-    """Envs and a model that only collects. It runs in a process of the cluster.
-
-    Args:
-        config: the training's configuration, with this actor's number of envs.
-        seed: of the first env; the next one has seed + 1, and so on.
-        places: folders of the learner's `sys.path`, for the modules of the user.
-    """
-
-    def __init__(self, config: Config, seed: int, places: Sequence[str]) -> None:
-        from fasttrain.perf.clock import PhaseClock
-        from fasttrain.runs.envs import build_vec_env
-        from fasttrain.runs.models import build_algorithm
-
-        sys.path += [place for place in places if place not in sys.path and os.path.isdir(place)]
-        torch.set_num_threads(1)
-        self.config, self.recorder = config, Recorder()
-        self.env = build_vec_env(config, config.num_envs, seed)
-        game: Any = getattr(self.env.unwrapped, "game", None)
-        if hasattr(game, "max_threads"):
-            game.max_threads = 1
-        self.model = cast(Any, build_algorithm(config, self.env, PhaseClock()))
-        set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
-        self.model.collector.lends_observations = False
-        self.model.collector.empty_masks.raises = config.env.on_empty_mask == "raise"
-        self._use_engine(self.model.engine.settings, config.fused_update == "on")
-
-    def _use_engine(self, settings: Any, kernels: bool) -> None:
-        from fasttrain.kernel_cache import compile_all
-        from fasttrain.runs.engine import learner_calls
-
-        compile_all(learner_calls(dataclasses.replace(self.config, fused_update="on")) if kernels else [])
-        self.model.use_engine(settings)
-        if self.config.nan_guard == "off":
-            self.model.engine.guard = None
-
-    def spaces(self) -> tuple[Any, Any, int]:
-        """Observation space, action space, and width of the masks (0: the envs have none)."""
-        masked = self.model.collector.source_of(self.env).masked
-        return self.env.observation_space, self.env.action_space, mask_width(self.env.action_space) if masked else 0
-
-    def reset(self, seed: int | None) -> Any:
-        """Begin new episodes in all envs; returns their observations. `seed`: of the first env, if it is not None."""
-        if seed is not None:
-            self.env.seed(seed)
-        self.model._setup_learn(1, self.recorder)  # as SB3's `learn` begins
-        self.recorder.init_callback(self.model)
-        return self.model._last_obs
-
-    def close(self) -> None:
-        self.env.close()
-
-    def collect(self, weights: Any, settings: Any, noise: Any, steps: int, masked: bool, begun: int) -> Part:
-        """Collect `steps` vector steps with these weights.
-
-        Args:
-            settings: the learner's `EngineSettings`.
-            noise: random numbers (T, n, K) for the actions, or a seed for an engine that draws its own.
-            begun: env steps of the training so far, for messages.
-        """
-        from fasttrain.algos.ppo import collect
-
-        began, model = time.perf_counter(), self.model
-        model.policy.load_state_dict(weights)
-        if model.engine.settings != settings:
-            self._use_engine(settings, settings.kind == "kernels")
-        if isinstance(noise, int):
-            torch.manual_seed(noise)
-        else:
-            model.engine_now().given = noise
-        model.num_timesteps = begun
-        collect(model, self.env, self.recorder, steps, masked)
-        storage, recorder = model.rollout_buffer.storage, self.recorder
-        left_out = np.zeros(storage.rewards.shape, np.bool_) if storage._left_out is None else storage._left_out
-        return Part(
-            {name: getattr(storage, name) for name in STORED}, storage.rewards, np.stack(recorder.rewards),
-            storage.episode_starts, left_out, np.stack(recorder.dones), recorder.ends, model._last_obs,
-            time.perf_counter() - began,
-        )  # fmt: skip
 
 
 class ActorVecEnv(SlotVecEnv):
@@ -224,19 +112,21 @@ class ActorVecEnv(SlotVecEnv):
         ]
         replies = [*self._replies(asked, steps)]
         parts = [
-            reply if isinstance(reply, Part) else self._replaced(number, reply, rollout)
+            reply if isinstance(reply, Part) else self._replaced(number, reply, rollout, model.memory())
             for number, reply in enumerate(replies)
         ]
         clock.enter("buffer")
-        for name in STORED:
+        for name, axis in STORED.items():
             if parts[0].stored[name] is not None:
-                rollout.assign(name, _joined([part.stored[name] for part in parts], 1))
+                rollout.assign(name, _joined([part.stored[name] for part in parts], axis))
         rollout.rewards[...] = _joined([part.rewards for part in parts], 1)
         rollout.episode_starts[...] = _joined([part.episode_starts for part in parts], 1)
         if (left_out := _joined([part.left_out for part in parts], 1)).any():
             rollout.leave_out(slice(None), left_out)
         rollout.complete()
         model._last_obs = _joined([part.last for part in parts], 0)
+        if (memory := _joined([part.memory for part in parts], 1)) is not None:
+            model.remember(each_array(lambda part: torch.from_numpy(part).to(model.device), memory))
         stepped = sum(size for size, reply in zip(self.sizes, replies, strict=True) if isinstance(reply, Part))
         return self._report(model, callback, stepped, parts)
 
@@ -270,7 +160,7 @@ class ActorVecEnv(SlotVecEnv):
                 self.longest_s = max(self.longest_s, part.seconds)
                 yield part
 
-    def _replaced(self, number: int, why: str, rollout: RolloutStorage) -> Part:
+    def _replaced(self, number: int, why: str, rollout: RolloutStorage, memory: Any) -> Part:
         """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""
         now, steps, size = time.monotonic(), rollout.num_steps, self.sizes[number]
         self.lost_at = [at for at in self.lost_at if at > now - WITHIN_S] + [now]
@@ -281,14 +171,10 @@ class ActorVecEnv(SlotVecEnv):
         self.actors[number] = self._start(number)
         warnings.warn(f"{self._name(number)} {why}; its rollout is lost, and a new actor continues", stacklevel=2)
         first = self._answer(number, self.actors[number].reset.remote(None))
-        stored = {
-            name: each_array(
-                lambda whole: np.ones((steps, size, *whole.shape[2:]), whole.dtype), getattr(rollout, name)
-            )
-            for name in STORED
-        }
+        stored = {name: _ones(getattr(rollout, name, None), size, axis) for name, axis in STORED.items()}
         nothing, every = np.zeros((steps, size), np.float32), np.ones((steps, size), np.bool_)
-        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, 0.0)
+        states = _ones(each_array(lambda part: part.cpu().numpy(), getattr(memory, "states", None)), size, 1)
+        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, states, 0.0)
 
     def _report(self, model: Any, callback: BaseCallback, stepped: int, parts: Sequence[Part]) -> bool:
         """Call the callback once per step, as if the envs had stepped here. `stepped`: envs that have made the step."""
@@ -346,6 +232,11 @@ class ActorVecEnv(SlotVecEnv):
 def _joined(parts: Sequence[Any], axis: int) -> Any:
     """The arrays of all actors, or their dicts of arrays, as one."""
     return each_array(lambda *own: np.concatenate(own, axis), *parts)
+
+
+def _ones(arrays: Any, size: int, axis: int) -> Any:
+    """Ones for `size` envs in place of the arrays of all envs. `axis`: that of the envs."""
+    return each_array(lambda whole: np.ones_like(whole.take(np.arange(size), axis)), arrays)
 
 
 def connected(config: Config) -> Any:

@@ -1,0 +1,134 @@
+"""What runs in an actor of cluster=ray: envs and a copy of the policy, which collect a part of each rollout."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import set_random_seed
+
+from fasttrain.batch import BoolArray, Float32Array, each_array
+from fasttrain.envs.masks import mask_width
+from fasttrain.spec.config import Config
+
+# Attributes of a `RolloutStorage` that the learner gets, and the axis of the envs in their arrays.
+STORED = {"observations": 1, "actions": 1, "values": 1, "log_probs": 1, "masks": 1, "states": 2}
+
+
+class Part(NamedTuple):
+    """An actor's part of a rollout: T steps of n envs."""
+
+    stored: dict[str, Any]  # name of `STORED` → (T, n, ...), `states`: (T, L, n, H); None: the storage has none
+    rewards: Float32Array  # (T, n) with the values of truncated episodes added
+    plain_rewards: Float32Array  # (T, n) as the envs gave them
+    episode_starts: Float32Array  # (T, n)
+    left_out: BoolArray  # (T, n) True: no transition
+    dones: BoolArray  # (T, n)
+    infos: list[tuple[int, int, dict[str, Any]]]  # step, env and info of each episode's end
+    last: Any  # (n, ...) observations after the last step
+    memory: Any  # (L, n, H) each, LSTM states after the last step; None: not recurrent
+    seconds: float
+
+
+class Recorder(BaseCallback):
+    """Keeps what the learner's callbacks get at each step."""
+
+    def _on_rollout_start(self) -> None:
+        self.rewards, self.dones = list[Any](), list[Any]()
+        self.ends = list[tuple[int, int, dict[str, Any]]]()
+
+    def _on_step(self) -> bool:
+        self.rewards.append(self.locals["rewards"].copy())
+        self.dones.append(np.array(self.locals["dones"], np.bool_))
+        for index in np.flatnonzero(self.dones[-1]).tolist():
+            self.ends.append((len(self.dones) - 1, index, self.locals["infos"][index]))
+        return True
+
+
+class Actor:
+    """Envs and a model that only collects. It runs in a process of the cluster.
+
+    Args:
+        config: the training's configuration, with this actor's number of envs.
+        seed: of the first env; the next one has seed + 1, and so on.
+        places: folders of the learner's `sys.path`, for the modules of the user.
+    """
+
+    def __init__(self, config: Config, seed: int, places: Sequence[str]) -> None:
+        from fasttrain.perf.clock import PhaseClock
+        from fasttrain.runs.envs import build_vec_env
+        from fasttrain.runs.models import build_algorithm
+
+        sys.path += [place for place in places if place not in sys.path and os.path.isdir(place)]
+        torch.set_num_threads(1)
+        self.config, self.recorder = config, Recorder()
+        self.env = build_vec_env(config, config.num_envs, seed)
+        game: Any = getattr(self.env.unwrapped, "game", None)
+        if hasattr(game, "max_threads"):
+            game.max_threads = 1
+        self.model = cast(Any, build_algorithm(config, self.env, PhaseClock()))
+        set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
+        self.model.collector.lends_observations = False
+        self.model.collector.empty_masks.raises = config.env.on_empty_mask == "raise"
+        self._use_engine(self.model.engine.settings, config.fused_update == "on")
+
+    def _use_engine(self, settings: Any, kernels: bool) -> None:
+        from fasttrain.kernel_cache import compile_all
+        from fasttrain.runs.engine import learner_calls
+
+        compile_all(learner_calls(dataclasses.replace(self.config, fused_update="on")) if kernels else [])
+        self.model.use_engine(settings)
+        if self.config.nan_guard == "off":
+            self.model.engine.guard = None
+
+    def spaces(self) -> tuple[Any, Any, int]:
+        """Observation space, action space, and width of the masks (0: the envs have none)."""
+        masked = self.model.collector.source_of(self.env).masked
+        return self.env.observation_space, self.env.action_space, mask_width(self.env.action_space) if masked else 0
+
+    def reset(self, seed: int | None) -> Any:
+        """Begin new episodes in all envs; returns their observations. `seed`: of the first env, if it is not None."""
+        if seed is not None:
+            self.env.seed(seed)
+        self.model._setup_learn(1, self.recorder)  # as SB3's `learn` begins
+        self.recorder.init_callback(self.model)
+        return self.model._last_obs
+
+    def close(self) -> None:
+        self.env.close()
+
+    def collect(self, weights: Any, settings: Any, noise: Any, steps: int, masked: bool, begun: int) -> Part:
+        """Collect `steps` vector steps with these weights.
+
+        Args:
+            settings: the learner's `EngineSettings`.
+            noise: random numbers (T, n, K) for the actions, or a seed for an engine that draws its own.
+            begun: env steps of the training so far, for messages.
+        """
+        from fasttrain.algos.ppo import collect
+
+        began, model = time.perf_counter(), self.model
+        model.policy.load_state_dict(weights)
+        if model.engine.settings != settings:
+            self._use_engine(settings, settings.kind == "kernels")
+        if isinstance(noise, int):
+            torch.manual_seed(noise)
+        else:
+            model.engine_now().given = noise
+        model.num_timesteps = begun
+        collect(model, self.env, self.recorder, steps, masked)
+        storage, recorder = model.rollout_buffer.storage, self.recorder
+        left_out = np.zeros(storage.rewards.shape, np.bool_) if storage._left_out is None else storage._left_out
+        return Part(
+            {name: getattr(storage, name, None) for name in STORED}, storage.rewards, np.stack(recorder.rewards),
+            storage.episode_starts, left_out, np.stack(recorder.dones), recorder.ends, model._last_obs,
+            each_array(lambda part: part.numpy(), getattr(model.memory(), "states", None)),
+            time.perf_counter() - began,
+        )  # fmt: skip
