@@ -26,11 +26,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.algos.engine import note_episodes
-from fasttrain.batch import each_array
+from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvError, FastTrainError
-from fasttrain.integrations.ray_collector import STORED, Actor, Part
+from fasttrain.integrations.ray_collector import STORED, Actor, Part, Work, statistics_of
+from fasttrain.saving.env_state import lifted
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import SlotVecEnv, empty_slots
 
@@ -104,17 +105,19 @@ class ActorVecEnv(SlotVecEnv):
         clock.enter("env_step")
         weights = self.ray.put({name: part.cpu() for name, part in model.policy.state_dict().items()})
         settings = dataclasses.replace(engine.settings, threads=1, pin_memory=False)
-        asked = [
-            actor.collect.remote(
-                weights, settings, self._noise(engine, number), steps, use_masking, model.num_timesteps
-            )
-            for number, actor in enumerate(self.actors)
-        ]
+        normal, asked = statistics_of(model), []
+        for number, actor in enumerate(self.actors):
+            last, noise = select_rows(model._last_obs, self._rows(number)), self._noise(engine, number)
+            work = Work(settings, noise, steps, use_masking, model.num_timesteps, last, normal)
+            asked.append(actor.collect.remote(weights, work))
         replies = [*self._replies(asked, steps)]
         parts = [
-            reply if isinstance(reply, Part) else self._replaced(number, reply, rollout, model.memory())
+            reply if isinstance(reply, Part) else self._replaced(number, reply, rollout, model)
             for number, reply in enumerate(replies)
         ]
+        for part in parts:  # in the actors' order
+            if part.statistics is not None:
+                each_array(lambda whole, its: whole.combine(its), normal, part.statistics)
         clock.enter("buffer")
         for name, axis in STORED.items():
             if parts[0].stored[name] is not None:
@@ -160,7 +163,7 @@ class ActorVecEnv(SlotVecEnv):
                 self.longest_s = max(self.longest_s, part.seconds)
                 yield part
 
-    def _replaced(self, number: int, why: str, rollout: RolloutStorage, memory: Any) -> Part:
+    def _replaced(self, number: int, why: str, rollout: RolloutStorage, model: Any) -> Part:
         """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""
         now, steps, size = time.monotonic(), rollout.num_steps, self.sizes[number]
         self.lost_at = [at for at in self.lost_at if at > now - WITHIN_S] + [now]
@@ -171,10 +174,12 @@ class ActorVecEnv(SlotVecEnv):
         self.actors[number] = self._start(number)
         warnings.warn(f"{self._name(number)} {why}; its rollout is lost, and a new actor continues", stacklevel=2)
         first = self._answer(number, self.actors[number].reset.remote(None))
+        rows = self._rows(number)
+        first = lifted(model.env, [*range(rows.start, rows.stop)], first).observations
         stored = {name: _ones(getattr(rollout, name, None), size, axis) for name, axis in STORED.items()}
         nothing, every = np.zeros((steps, size), np.float32), np.ones((steps, size), np.bool_)
-        states = _ones(each_array(lambda part: part.cpu().numpy(), getattr(memory, "states", None)), size, 1)
-        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, states, 0.0)
+        states = _ones(each_array(lambda part: part.cpu().numpy(), getattr(model.memory(), "states", None)), size, 1)
+        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, states, None, 0.0)
 
     def _report(self, model: Any, callback: BaseCallback, stepped: int, parts: Sequence[Part]) -> bool:
         """Call the callback once per step, as if the envs had stepped here. `stepped`: envs that have made the step."""

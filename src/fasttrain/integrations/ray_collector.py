@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.utils import set_random_seed
 
 from fasttrain.batch import BoolArray, Float32Array, each_array
@@ -20,6 +21,18 @@ from fasttrain.spec.config import Config
 
 # Attributes of a `RolloutStorage` that the learner gets, and the axis of the envs in their arrays.
 STORED = {"observations": 1, "actions": 1, "values": 1, "log_probs": 1, "masks": 1, "states": 2}
+
+
+class Work(NamedTuple):
+    """What the learner sends to an actor for a rollout, besides the weights."""
+
+    settings: Any  # the learner's `EngineSettings`
+    noise: Any  # random numbers (T, n, K) for the actions, or a seed for an engine that draws its own
+    num_steps: int
+    masked: bool  # whether actions are drawn from the legal ones
+    begun: int  # env steps of the training so far, for messages
+    last: Any  # (n, ...) observations to begin with, as the policy gets them
+    statistics: Any  # see `statistics_of`
 
 
 class Part(NamedTuple):
@@ -32,9 +45,27 @@ class Part(NamedTuple):
     left_out: BoolArray  # (T, n) True: no transition
     dones: BoolArray  # (T, n)
     infos: list[tuple[int, int, dict[str, Any]]]  # step, env and info of each episode's end
-    last: Any  # (n, ...) observations after the last step
+    last: Any  # (n, ...) observations after the last step, as the policy gets them
     memory: Any  # (L, n, H) each, LSTM states after the last step; None: not recurrent
+    statistics: Any  # those of this part alone; see `statistics_of`
     seconds: float
+
+
+class Held(RunningMeanStd):
+    """Statistics of the learner, which do not change in an actor. `seen` has those of what the actor saw since."""
+
+    def __init__(self, given: RunningMeanStd) -> None:
+        self.mean, self.var, self.count = given.mean, given.var, given.count
+        self.seen = RunningMeanStd(0.0, np.shape(given.mean))
+
+    def update(self, arr: Any) -> None:
+        self.seen.update(arr)
+
+
+def statistics_of(model: Any) -> Any:
+    """VecNormalize's statistics of observations (None: not normalised; a dict for a Dict space) and of returns."""
+    layer = model.get_vec_normalize_env()
+    return None if layer is None else (getattr(layer, "obs_rms", None), layer.ret_rms)
 
 
 class Recorder(BaseCallback):
@@ -90,45 +121,45 @@ class Actor:
 
     def spaces(self) -> tuple[Any, Any, int]:
         """Observation space, action space, and width of the masks (0: the envs have none)."""
-        masked = self.model.collector.source_of(self.env).masked
-        return self.env.observation_space, self.env.action_space, mask_width(self.env.action_space) if masked else 0
+        masked, base = self.model.collector.source_of(self.model.env).masked, self.env.unwrapped
+        return base.observation_space, base.action_space, mask_width(base.action_space) if masked else 0
 
     def reset(self, seed: int | None) -> Any:
         """Begin new episodes in all envs; returns their observations. `seed`: of the first env, if it is not None."""
+        base, model = self.env.unwrapped, self.model
         if seed is not None:
-            self.env.seed(seed)
-        self.model._setup_learn(1, self.recorder)  # as SB3's `learn` begins
-        self.recorder.init_callback(self.model)
-        return self.model._last_obs
+            base.seed(seed)
+        first = model._last_obs = base.reset()
+        model._last_episode_starts = np.ones(base.num_envs, np.bool_)
+        model._setup_learn(1, self.recorder, reset_num_timesteps=False)  # as SB3's `learn` begins
+        self.recorder.init_callback(model)
+        return first
 
     def close(self) -> None:
         self.env.close()
 
-    def collect(self, weights: Any, settings: Any, noise: Any, steps: int, masked: bool, begun: int) -> Part:
-        """Collect `steps` vector steps with these weights.
-
-        Args:
-            settings: the learner's `EngineSettings`.
-            noise: random numbers (T, n, K) for the actions, or a seed for an engine that draws its own.
-            begun: env steps of the training so far, for messages.
-        """
+    def collect(self, weights: Any, work: Work) -> Part:
+        """Collect `work.num_steps` vector steps with these weights."""
         from fasttrain.algos.ppo import collect
 
         began, model = time.perf_counter(), self.model
         model.policy.load_state_dict(weights)
-        if model.engine.settings != settings:
-            self._use_engine(settings, settings.kind == "kernels")
-        if isinstance(noise, int):
-            torch.manual_seed(noise)
+        if model.engine.settings != work.settings:
+            self._use_engine(work.settings, work.settings.kind == "kernels")
+        if isinstance(work.noise, int):
+            torch.manual_seed(work.noise)
         else:
-            model.engine_now().given = noise
-        model.num_timesteps = begun
-        collect(model, self.env, self.recorder, steps, masked)
+            model.engine_now().given = work.noise
+        model.num_timesteps, model._last_obs = work.begun, work.last
+        if work.statistics is not None:
+            layer = model.get_vec_normalize_env()
+            layer.obs_rms, layer.ret_rms = each_array(Held, work.statistics)
+        collect(model, model.env, self.recorder, work.num_steps, work.masked)
         storage, recorder = model.rollout_buffer.storage, self.recorder
         left_out = np.zeros(storage.rewards.shape, np.bool_) if storage._left_out is None else storage._left_out
         return Part(
             {name: getattr(storage, name, None) for name in STORED}, storage.rewards, np.stack(recorder.rewards),
             storage.episode_starts, left_out, np.stack(recorder.dones), recorder.ends, model._last_obs,
             each_array(lambda part: part.numpy(), getattr(model.memory(), "states", None)),
-            time.perf_counter() - began,
+            each_array(lambda held: held.seen, statistics_of(model)), time.perf_counter() - began,
         )  # fmt: skip

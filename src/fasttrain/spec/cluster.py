@@ -44,7 +44,6 @@ def check_cluster(config: Any) -> None:
         "engine=stock": (config.engine == "stock", "SB3's classes step their envs themselves"),
         "policies": (bool(config.policies), "actors have one policy"),
         "curriculum.tasks": (bool(config.curriculum.tasks), "tasks are drawn in the process that has the envs"),
-        "env.normalize": (bool(env.normalize), "its statistics change at each step of all envs"),
         "env.phases": (bool(env.phases), "actors send the infos of episode ends only"),
         "reward_debug": (config.reward_debug, "actors send the infos of episode ends only"),
         "env.stagger": (env.stagger > 0, "it counts the copies of one process"),

@@ -327,6 +327,7 @@ class SlotAdapter(SlotSource):
     def __init__(self, env: VecEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
+        self.fill = env.unwrapped.fill if isinstance(env.unwrapped, SlotVecEnv) else None
         self._masked: bool | None = None  # read at the first use, because reading calls every worker
         self._flat_masks = FlatMasks(0)  # only its method `legal` is used, for masks of any width
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
