@@ -65,7 +65,9 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
     show_perf(run.console, window, {row.flag: row.effective for row in run.plan.rows})
     if window.envs.restarts:
         what, lost = "engines" if window.envs.games else "envs or workers", window.envs.lost_steps
-        run.say(f"  {window.envs.restarts} {what} failed and were replaced; {lost:,} env steps were lost")
+        causes = ", ".join(f"{count} {cause}" for cause, count in window.envs.causes)
+        how = f"{what} were replaced ({causes})" if causes else f"{what} failed and were replaced"
+        run.say(f"  {window.envs.restarts} {how}; {lost:,} env steps were lost")
     if empty := run.empty_masks.count:
         run.say(f"  {empty:,} action masks allowed no action; in their states every action counted as legal")
     if left_out := run.episodes.left_out:
