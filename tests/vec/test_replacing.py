@@ -56,7 +56,7 @@ def test_an_env_that_asks_in_a_step_is_replaced_and_the_step_left_out(
 ):
     done = fasttrain(*QUICK, *vec_env, *normalize, "env.kwargs.at=35").ok()
     # 64 steps of each env. Env and successor ask in their 35th step: 4 envs × 1, each after 4 steps of an episode.
-    assert "  4 envs or workers were replaced (4 asked to be replaced); 20 env steps were lost" in done.out
+    assert "  4 envs or workers were replaced (asked to be replaced: 4); 20 env steps were lost" in done.out
     assert "Traceback" not in done.out + done.err
     assert done.json("perf.json")["total"]["replaced"] == {ASKED: 4}
     assert {row["length"] for row in done.table("episodes.csv")} == {"10"}
@@ -66,7 +66,7 @@ def test_an_env_that_asks_in_a_step_is_replaced_and_the_step_left_out(
 def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], lost: int, fasttrain: RunCommand):
     done = fasttrain(*QUICK, *vec_env, "env.kwargs.resets=4").ok()
     # Each env and its successor have three episodes of 10 steps. A worker loses the last one together with the env.
-    assert f"  8 envs or workers were replaced (8 asked to be replaced); {lost} env steps were lost" in done.out
+    assert f"  8 envs or workers were replaced (asked to be replaced: 8); {lost} env steps were lost" in done.out
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ import socket
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,14 +25,17 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.algos.engine import note_episodes
+from fasttrain.algos.ppo import _PPO, has_stock_buffer
 from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvError, FastTrainError
-from fasttrain.integrations.ray_collector import STORED, Actor, Part, Work, statistics_of
+from fasttrain.integrations.ray_collector import NO_NEWS, STORED, Actor, News, Part, Work, statistics_of
 from fasttrain.saving.env_state import lifted
 from fasttrain.spec.config import Config
-from fasttrain.vec.base import SlotVecEnv, empty_slots
+from fasttrain.terminal import tell
+from fasttrain.vec.base import EmptyMasks, SlotVecEnv, empty_slots
+from fasttrain.vec.replacing import Replacements
 
 LOOPBACK = ("local", "auto", "127.0.0.1", "localhost", "[::1]")
 REACHED_S = 5.0  # limit for an answer of cluster.address
@@ -42,8 +44,16 @@ ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO":
 START_S = 120.0  # limit for starting an actor
 CLOSE_S = 10.0  # limit for closing the envs
 STRIDE = 7_000_003  # added to the seeds of an actor that replaces another one; not `eval.seed`
-MOST_LOST, WITHIN_S = 10, 600.0  # more lost actors within this time end the run
+PUTS, PUT_AGAIN_S = 10, 2.0  # how often weights are offered to a full object store, and the pauses between
+ENDED, NO_ANSWER, FULL = "actor ended", "actor did not answer", "object store full"  # why an actor is lost
 SLOW = 10.0  # an actor may take this many times the longest rollout so far, in addition to env.step_timeout_s
+
+
+class Lost(NamedTuple):
+    """Why an actor is lost."""
+
+    cause: str
+    detail: str
 
 
 class ActorVecEnv(SlotVecEnv):
@@ -60,12 +70,12 @@ class ActorVecEnv(SlotVecEnv):
         self.config, self.actors = config, list[Any]()
         self.sizes = [len(part) for part in np.array_split(np.arange(num_envs), config.cluster.actors)]
         self.firsts = np.cumsum([0, *self.sizes[:-1]]).tolist()
-        self.restarts, self.longest_s, self.lost_steps = 0, 0.0, 0
-        self.lost_at = list[float]()
+        self.longest_s, self.lost_steps = 0.0, 0
+        self.replacements = Replacements(max(10, 2 * len(self.sizes)))  # all actors of a machine may be lost at once
         self.ray = connected(config)
         try:
             self.actors = [self._start(number) for number in range(len(self.sizes))]
-            seen, actions, width = self._answer(0, self.actors[0].spaces.remote())
+            seen, actions, width = self._answer(0, lambda actor: actor.spaces.remote())
         except BaseException:
             self.close()
             raise
@@ -73,7 +83,7 @@ class ActorVecEnv(SlotVecEnv):
         super().__init__(num_envs, seen, actions)
 
     def _start(self, number: int) -> Any:
-        size, seed = self.sizes[number], self.config.seed + self.firsts[number] + STRIDE * self.restarts
+        size, seed = self.sizes[number], self.config.seed + self.firsts[number] + STRIDE * self.replacements.count
         cluster: Any = type(self.config.cluster)()
         own = dataclasses.replace(self.config, num_envs=size, device="cpu", cluster=cluster)
         if isinstance(own.workers, int):
@@ -81,20 +91,60 @@ class ActorVecEnv(SlotVecEnv):
         remote = self.ray.remote(num_cpus=1, max_restarts=0)(Actor)
         return remote.remote(own, seed % 2**31, [os.getcwd(), *filter(None, sys.path)])
 
-    def _answer(self, number: int, asked: Any) -> Any:
-        """The answer of an actor that starts. Raises FastTrainError: it failed."""
+    def check_algorithm(self, model: Any) -> None:
+        """Raises ConfigError if the user's subclass collects otherwise than actors do."""
+        if not has_stock_buffer(model):
+            name = type(model.rollout_buffer).__name__
+            raise ConfigError(f"cluster=ray with rollout_buffer_class={name}: actors fill fasttrain's own; remove it")
+        if type(model).collect_rollouts is not _PPO.collect_rollouts:
+            name = f"{type(model).__name__}.collect_rollouts"
+            raise ConfigError(f"cluster=ray with {name}: actors collect by fasttrain's own loop; remove one of them")
+
+    def _answer(self, number: int, ask: Callable[[Any], Any], asked: Any = None) -> Any:
+        """The answer of an actor that starts. An actor that is lost meanwhile is replaced, and asked again.
+
+        Args:
+            asked: the answer to come, if the actor was asked already.
+        """
         limit_s = max(START_S, self.config.env.step_timeout_s * self.sizes[number])
+        while True:
+            answer, lost = self._result(number, ask(self.actors[number]) if asked is None else asked, limit_s)
+            if lost is None:
+                return answer
+            if lost.cause == NO_ANSWER:
+                why = "the cluster has no free core, or building them takes longer"
+                raise EnvError(f"{self._name(number)} did not start its envs within {limit_s:.0f} s: {why}")
+            self._renew(number, lost)
+            asked = None
+
+    def _result(self, number: int, reply: Any, limit_s: float) -> tuple[Any, Lost | None]:
+        """An actor's answer, or why the actor is lost. Raises FastTrainError: an env or fasttrain raised an error."""
+        errors, began = self.ray.exceptions, time.monotonic()
         try:
-            return self.ray.get(asked, timeout=limit_s)
-        except self.ray.exceptions.GetTimeoutError as error:
-            why = "the cluster has no free core, or building them takes longer"
-            raise EnvError(f"{self._name(number)} did not start its envs within {limit_s:.0f} s: {why}") from error
-        except self.ray.exceptions.RayError as error:
-            raise self._cause(number, error) from error
+            return self.ray.get(reply, timeout=max(0.1, limit_s)), None
+        except errors.GetTimeoutError:
+            return None, Lost(NO_ANSWER, f"{time.monotonic() - began:.0f} s waited, see env.step_timeout_s")
+        except errors.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            if isinstance(cause, (errors.ObjectStoreFullError, errors.OutOfDiskError)):
+                return None, Lost(FULL, type(cause).__name__)
+            if not isinstance(cause, errors.RayError) or getattr(error, "_actor_init_failed", False):
+                raise self._cause(number, error) from error
+            return None, Lost(ENDED, type(cause).__name__)
+
+    def _renew(self, number: int, lost: Lost) -> None:
+        """Start a new actor in place of a lost one. Raises EnvError if too many were lost."""
+        told = f"{self._name(number)}: {lost.cause} ({lost.detail})"
+        if too_many := self.replacements.add(lost.cause):
+            raise EnvError(f"{too_many}; the last: {told}")
+        tell(f"fasttrain: warning: {told}; its part of the rollout is lost, and a new actor continues")
+        self.ray.kill(self.actors[number])
+        self.actors[number] = self._start(number)
 
     def reset(self) -> VecEnvObs:
-        asked = [actor.reset.remote(self._seeds[at]) for actor, at in zip(self.actors, self.firsts, strict=True)]
-        parts = [self._answer(number, reply) for number, reply in enumerate(asked)]
+        asks = [_resetting(self._seeds[first]) for first in self.firsts]
+        asked = [ask(actor) for ask, actor in zip(asks, self.actors, strict=True)]
+        parts = [self._answer(number, ask, asked[number]) for number, ask in enumerate(asks)]
         self._reset_seeds()
         observations: VecEnvObs = _joined(parts, 0)
         return observations
@@ -103,7 +153,7 @@ class ActorVecEnv(SlotVecEnv):
         """Let the actors collect the rollout, and call the callback for each step. False: it asked to stop."""
         clock, steps = model.collector.clock, rollout.num_steps
         clock.enter("env_step")
-        weights = self.ray.put({name: part.cpu() for name, part in model.policy.state_dict().items()})
+        weights = self._shared({name: part.cpu() for name, part in model.policy.state_dict().items()})
         settings = dataclasses.replace(engine.settings, threads=1, pin_memory=False)
         normal, asked = statistics_of(model), []
         for number, actor in enumerate(self.actors):
@@ -115,9 +165,10 @@ class ActorVecEnv(SlotVecEnv):
             reply if isinstance(reply, Part) else self._replaced(number, reply, rollout, model)
             for number, reply in enumerate(replies)
         ]
-        for part in parts:  # in the actors' order
+        for number, part in enumerate(parts):  # in the actors' order
             if part.statistics is not None:
                 each_array(lambda whole, its: whole.combine(its), normal, part.statistics)
+            self._note(number, part.news, model.collector.empty_masks)
         clock.enter("buffer")
         for name, axis in STORED.items():
             if parts[0].stored[name] is not None:
@@ -132,6 +183,23 @@ class ActorVecEnv(SlotVecEnv):
             model.remember(each_array(lambda part: torch.from_numpy(part).to(model.device), memory))
         stepped = sum(size for size, reply in zip(self.sizes, replies, strict=True) if isinstance(reply, Part))
         return self._report(model, callback, stepped, parts)
+
+    def _shared(self, weights: Any) -> Any:
+        """The weights in Ray's object store. It may be full for a while."""
+        for _ in range(PUTS):
+            try:
+                return self.ray.put(weights)
+            except (self.ray.exceptions.ObjectStoreFullError, self.ray.exceptions.OutOfDiskError):  # noqa: PERF203
+                time.sleep(PUT_AGAIN_S)
+        raise EnvError("Ray's object store is full: give it more memory (ray start --object-store-memory=BYTES)")
+
+    def _note(self, number: int, news: News, empty_masks: EmptyMasks) -> None:
+        """Add what happened in an actor to the counts of the training."""
+        self.replacements.causes.update(news.replaced)
+        self.lost_steps += news.lost_steps
+        if news.warnings and not empty_masks.count:
+            empty_masks.warn(f"{self._name(number)}: {news.warnings[0]}")
+        empty_masks.count += news.empty_masks
 
     def _noise(self, engine: Any, number: int) -> Any:
         """The random numbers of an actor: a part of those of the learner's engine, or a seed."""
@@ -148,38 +216,25 @@ class ActorVecEnv(SlotVecEnv):
 
     def _replies(self, asked: list[Any], steps: int) -> Iterator[Any]:
         """Each actor's part, or why it was lost."""
-        began, errors, step_s = time.monotonic(), self.ray.exceptions, self.config.env.step_timeout_s
+        began, step_s = time.monotonic(), self.config.env.step_timeout_s
         for number, reply in enumerate(asked):
             longest_s = step_s + SLOW * self.longest_s if self.longest_s else step_s * steps
-            try:
-                part = self.ray.get(reply, timeout=max(0.1, began + longest_s - time.monotonic()))
-            except errors.GetTimeoutError:
-                yield f"did not answer within {time.monotonic() - began:.0f} s (see env.step_timeout_s)"
-            except errors.RayTaskError as error:  # an error of the env or of fasttrain
-                raise self._cause(number, error) from error
-            except errors.RayError as error:
-                yield f"ended: {type(error).__name__}"
-            else:
+            part, lost = self._result(number, reply, began + longest_s - time.monotonic())
+            if lost is None:
                 self.longest_s = max(self.longest_s, part.seconds)
-                yield part
+            yield lost or part
 
-    def _replaced(self, number: int, why: str, rollout: RolloutStorage, model: Any) -> Part:
+    def _replaced(self, number: int, lost: Lost, rollout: RolloutStorage, model: Any) -> Part:
         """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""
-        now, steps, size = time.monotonic(), rollout.num_steps, self.sizes[number]
-        self.lost_at = [at for at in self.lost_at if at > now - WITHIN_S] + [now]
-        if len(self.lost_at) > MOST_LOST:
-            raise EnvError(f"{len(self.lost_at)} actors were lost in ten minutes; the last: {self._name(number)} {why}")
-        self.ray.kill(self.actors[number])
-        self.restarts, self.lost_steps = self.restarts + 1, self.lost_steps + steps * size
-        self.actors[number] = self._start(number)
-        warnings.warn(f"{self._name(number)} {why}; its rollout is lost, and a new actor continues", stacklevel=2)
-        first = self._answer(number, self.actors[number].reset.remote(None))
-        rows = self._rows(number)
+        steps, size, rows = rollout.num_steps, self.sizes[number], self._rows(number)
+        self.lost_steps += steps * size
+        self._renew(number, lost)
+        first = self._answer(number, _resetting(None))
         first = lifted(model.env, [*range(rows.start, rows.stop)], first).observations
         stored = {name: _ones(getattr(rollout, name, None), size, axis) for name, axis in STORED.items()}
         nothing, every = np.zeros((steps, size), np.float32), np.ones((steps, size), np.bool_)
         states = _ones(each_array(lambda part: part.cpu().numpy(), getattr(model.memory(), "states", None)), size, 1)
-        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, states, None, 0.0)
+        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, states, None, NO_NEWS, 0.0)
 
     def _report(self, model: Any, callback: BaseCallback, stepped: int, parts: Sequence[Part]) -> bool:
         """Call the callback once per step, as if the envs had stepped here. `stepped`: envs that have made the step."""
@@ -232,6 +287,10 @@ class ActorVecEnv(SlotVecEnv):
             self.ray.kill(actor)
         self.actors = []
         self.ray.shutdown()
+
+
+def _resetting(seed: int | None) -> Callable[[Any], Any]:
+    return lambda actor: actor.reset.remote(seed)
 
 
 def _joined(parts: Sequence[Any], axis: int) -> Any:

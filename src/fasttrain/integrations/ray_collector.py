@@ -18,6 +18,7 @@ from stable_baselines3.common.utils import set_random_seed
 from fasttrain.batch import BoolArray, Float32Array, each_array
 from fasttrain.envs.masks import mask_width
 from fasttrain.spec.config import Config
+from fasttrain.vec.base import EmptyMasks
 
 # Attributes of a `RolloutStorage` that the learner gets, and the axis of the envs in their arrays.
 STORED = {"observations": 1, "actions": 1, "values": 1, "log_probs": 1, "masks": 1, "states": 2}
@@ -35,6 +36,18 @@ class Work(NamedTuple):
     statistics: Any  # see `statistics_of`
 
 
+class News(NamedTuple):
+    """What happened in an actor since its last rollout."""
+
+    replaced: dict[str, int]  # envs and workers, by cause
+    lost_steps: int
+    empty_masks: int
+    warnings: list[str]  # of masks without a legal action
+
+
+NO_NEWS = News({}, 0, 0, [])
+
+
 class Part(NamedTuple):
     """An actor's part of a rollout: T steps of n envs."""
 
@@ -48,6 +61,7 @@ class Part(NamedTuple):
     last: Any  # (n, ...) observations after the last step, as the policy gets them
     memory: Any  # (L, n, H) each, LSTM states after the last step; None: not recurrent
     statistics: Any  # those of this part alone; see `statistics_of`
+    news: News
     seconds: float
 
 
@@ -107,7 +121,8 @@ class Actor:
         self.model = cast(Any, build_algorithm(config, self.env, PhaseClock()))
         set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
         self.model.collector.lends_observations = False
-        self.model.collector.empty_masks.raises = config.env.on_empty_mask == "raise"
+        self.seen, self.warnings = NO_NEWS, list[str]()
+        self.model.collector.empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", self.warnings.append)
         self._use_engine(self.model.engine.settings, config.fused_update == "on")
 
     def _use_engine(self, settings: Any, kernels: bool) -> None:
@@ -135,6 +150,15 @@ class Actor:
         self.recorder.init_callback(model)
         return first
 
+    def _news(self) -> News:
+        from fasttrain.runs.envs import env_times
+
+        times, before = env_times(self.env, self.config, 0, False), self.seen
+        causes, empty = dict(times.causes), self.model.collector.empty_masks.count
+        self.seen = News(causes, times.lost_steps, empty, [*self.warnings])
+        new = {cause: more for cause in causes if (more := causes[cause] - before.replaced.get(cause, 0))}
+        return News(new, times.lost_steps - before.lost_steps, empty - before.empty_masks, self.seen.warnings)
+
     def close(self) -> None:
         self.env.close()
 
@@ -161,5 +185,6 @@ class Actor:
             {name: getattr(storage, name, None) for name in STORED}, storage.rewards, np.stack(recorder.rewards),
             storage.episode_starts, left_out, np.stack(recorder.dones), recorder.ends, model._last_obs,
             each_array(lambda part: part.numpy(), getattr(model.memory(), "states", None)),
-            each_array(lambda held: held.seen, statistics_of(model)), time.perf_counter() - began,
+            each_array(lambda held: held.seen, statistics_of(model)), self._news(),
+            time.perf_counter() - began,
         )  # fmt: skip

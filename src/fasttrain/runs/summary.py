@@ -64,8 +64,9 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
     """Show how long each phase took and what was lost; write perf.json."""
     show_perf(run.console, window, {row.flag: row.effective for row in run.plan.rows})
     if window.envs.restarts:
-        what, lost = "engines" if window.envs.games else "envs or workers", window.envs.lost_steps
-        causes = ", ".join(f"{count} {cause}" for cause, count in window.envs.causes)
+        what = "envs or workers" if run.config.cluster.engine == "off" else "envs or actors"
+        what, lost = "engines" if window.envs.games else what, window.envs.lost_steps
+        causes = ", ".join(f"{cause}: {count}" for cause, count in window.envs.causes)
         how = f"{what} were replaced ({causes})" if causes else f"{what} failed and were replaced"
         run.say(f"  {window.envs.restarts} {how}; {lost:,} env steps were lost")
     if empty := run.empty_masks.count:
