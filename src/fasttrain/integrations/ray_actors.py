@@ -106,14 +106,15 @@ class ActorVecEnv(SlotVecEnv):
         Args:
             asked: the answer to come, if the actor was asked already.
         """
-        limit_s = max(START_S, self.config.env.step_timeout_s * self.sizes[number])
+        limit_s, hung = max(START_S, self.config.env.step_timeout_s * self.sizes[number]), False
         while True:
             answer, lost = self._result(number, ask(self.actors[number]) if asked is None else asked, limit_s)
             if lost is None:
                 return answer
-            if lost.cause == NO_ANSWER:
+            if lost.cause == NO_ANSWER and hung:
                 why = "the cluster has no free core, or building them takes longer"
-                raise EnvError(f"{self._name(number)} did not start its envs within {limit_s:.0f} s: {why}")
+                raise EnvError(f"{self._name(number)} did not start its envs within {limit_s:.0f} s, twice: {why}")
+            hung = hung or lost.cause == NO_ANSWER
             self._renew(number, lost)
             asked = None
 
@@ -151,11 +152,32 @@ class ActorVecEnv(SlotVecEnv):
 
     def fill(self, model: Any, engine: Any, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback) -> bool:
         """Let the actors collect the rollout, and call the callback for each step. False: it asked to stop."""
-        clock, steps = model.collector.clock, rollout.num_steps
+        clock = model.collector.clock
         clock.enter("env_step")
         weights = self._shared({name: part.cpu() for name, part in model.policy.state_dict().items()})
+        stepped = 0  # envs that have made their steps
+        while not stepped:  # again if all actors were lost
+            parts, stepped = self._collected(model, engine, rollout, use_masking, weights)
+            model._last_obs = _joined([part.last for part in parts], 0)
+        clock.enter("buffer")
+        for name, axis in STORED.items():
+            if parts[0].stored[name] is not None:
+                rollout.assign(name, _joined([part.stored[name] for part in parts], axis))
+        rollout.rewards[...] = _joined([part.rewards for part in parts], 1)
+        rollout.episode_starts[...] = _joined([part.episode_starts for part in parts], 1)
+        if (left_out := _joined([part.left_out for part in parts], 1)).any():
+            rollout.leave_out(slice(None), left_out)
+        rollout.complete()
+        if (memory := _joined([part.memory for part in parts], 1)) is not None:
+            model.remember(each_array(lambda part: torch.from_numpy(part).to(model.device), memory))
+        return self._report(model, callback, stepped, parts)
+
+    def _collected(
+        self, model: Any, engine: Any, rollout: RolloutStorage, use_masking: bool, weights: Any
+    ) -> tuple[list[Part], int]:
+        """The parts of all actors, and the number of envs in actors that were not lost."""
         settings = dataclasses.replace(engine.settings, threads=1, pin_memory=False)
-        normal, asked = statistics_of(model), []
+        steps, normal, asked = rollout.num_steps, statistics_of(model), []
         for number, actor in enumerate(self.actors):
             last, noise = select_rows(model._last_obs, self._rows(number)), self._noise(engine, number)
             work = Work(settings, noise, steps, use_masking, model.num_timesteps, last, normal)
@@ -169,20 +191,7 @@ class ActorVecEnv(SlotVecEnv):
             if part.statistics is not None:
                 each_array(lambda whole, its: whole.combine(its), normal, part.statistics)
             self._note(number, part.news, model.collector.empty_masks)
-        clock.enter("buffer")
-        for name, axis in STORED.items():
-            if parts[0].stored[name] is not None:
-                rollout.assign(name, _joined([part.stored[name] for part in parts], axis))
-        rollout.rewards[...] = _joined([part.rewards for part in parts], 1)
-        rollout.episode_starts[...] = _joined([part.episode_starts for part in parts], 1)
-        if (left_out := _joined([part.left_out for part in parts], 1)).any():
-            rollout.leave_out(slice(None), left_out)
-        rollout.complete()
-        model._last_obs = _joined([part.last for part in parts], 0)
-        if (memory := _joined([part.memory for part in parts], 1)) is not None:
-            model.remember(each_array(lambda part: torch.from_numpy(part).to(model.device), memory))
-        stepped = sum(size for size, reply in zip(self.sizes, replies, strict=True) if isinstance(reply, Part))
-        return self._report(model, callback, stepped, parts)
+        return parts, sum(size for size, reply in zip(self.sizes, replies, strict=True) if isinstance(reply, Part))
 
     def _shared(self, weights: Any) -> Any:
         """The weights in Ray's object store. It may be full for a while."""

@@ -1,0 +1,196 @@
+"""Faults in actors of cluster=ray: each is survived, and nothing is lost but counted rollouts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+
+from conftest import RunCommand
+from fasttrain import PPO as PPO_CLASS
+from fasttrain import ReplaceEnv
+from fasttrain.integrations import ray_actors
+from fasttrain.vec.replacing import ASKED, FAILED, Replacements
+
+ray = pytest.importorskip("ray")
+ENDED, HUNG = ray_actors.ENDED, ray_actors.NO_ANSWER
+BASE = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=2", "torch_threads=1", "fused_update=off",
+         "env.entry_point=test_ray_actors_faults:Faulty", "num_envs=4", "batch_size=64",
+         "algo.rollout_size=128", "algo.n_epochs=1", "env.step_timeout_s=1", "cluster=ray",
+         "total_timesteps=100000")  # fmt: skip
+PPO = (*BASE, "algo=ppo", "vec_env=dummy")
+AT = 40  # the step of an env in which it takes a fault: in its second rollout
+
+
+def do(fault: str) -> None:
+    """What a fault does to the process of an actor."""
+    if fault == "ask":
+        raise ReplaceEnv("a leak")
+    if fault == "raise":
+        raise ValueError("the board fell off the table")
+    if fault == "exit":
+        os._exit(7)
+    if fault == "hang":
+        time.sleep(3600)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault])
+
+
+class Faulty(gymnasium.Env[Any, Any]):
+    """Takes faults from the folder `faults`: files named PLACE-FAULT-NUMBER. The one who can remove a file takes it."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, faults: str = "") -> None:
+        in_actor = sys.argv[0].endswith("default_worker.py")  # not in evaluations
+        self.faults, self.total = Path(faults) if faults and in_actor else None, 0
+        if self.faults is not None:
+            (self.faults / f"pid-{os.getpid()}").touch()
+        self._take("start")
+
+    def _take(self, place: str) -> None:
+        for file in [] if self.faults is None else sorted(self.faults.glob(f"{place}-*")):
+            with suppress(FileNotFoundError):
+                file.unlink()
+                do(file.name.split("-")[1])
+                return
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        if self.total == AT:
+            self._take("reset")
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps, self.total = self.steps + 1, self.total + 1
+        if self.total == AT - 1:
+            self._take("step")
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
+
+
+class Stuck(Faulty):
+    """Has no legal action in the last state of an episode."""
+
+    def action_masks(self) -> Any:
+        return np.full(2, self.steps < 9)
+
+
+class OwnLoop(PPO_CLASS):
+    def collect_rollouts(self, *args: Any, **more: Any) -> bool:
+        return super().collect_rollouts(*args, **more)
+
+
+class OwnBuffer(PPO_CLASS):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more, rollout_buffer_class=Buffer)
+
+
+class Buffer(RolloutBuffer):
+    """A buffer of the user's own."""
+
+
+class Learner(BaseCallback):
+    """Kills actors while the learner updates, and ends the training two rollouts after the last fault."""
+
+    def __init__(self, faults: str) -> None:
+        super().__init__()
+        self.faults, self.after = Path(faults), 0
+
+    def _on_step(self) -> bool:
+        return self.after < 3
+
+    def _on_rollout_start(self) -> None:
+        self.after += not [*self.faults.glob("*-*-*")]
+
+    def _on_rollout_end(self) -> None:
+        for file in sorted(self.faults.glob("learner-*"))[:1]:
+            file.unlink()
+            running = [
+                int(file.name[4:]) for file in self.faults.glob("pid-*") if Path("/proc", file.name[4:]).exists()
+            ]
+            os.kill(running[0], {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[file.name.split("-")[1]])
+
+
+def lay_out(folder: Path, faults: list[str]) -> tuple[str, ...]:
+    """Write the files of the faults. Returns what to type."""
+    folder.mkdir()
+    for number, fault in enumerate(faults):
+        (folder / f"{fault}-{number:03}").touch()
+    callback = f'callbacks=[{{callback: "test_ray_actors_faults:Learner", faults: "{folder}"}}]'
+    return f"env.kwargs.faults={folder}", callback
+
+
+def replaced(done: Any) -> dict[str, int]:
+    """Causes of replacements and their numbers, of a training that ended well and told what was lost in one place."""
+    done.ok()
+    assert "Traceback" not in done.out + done.err
+    total = done.json("perf.json")["total"]
+    assert f"{sum(total['replaced'].values())} envs or actors were replaced" in done.out
+    return total["replaced"]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(ray_actors, "Replacements", lambda most: Replacements(1000))
+
+
+def test_actors_that_die_or_hang_in_any_place_are_replaced(fasttrain: RunCommand, tmp_path: Path):
+    faults = ["start-kill", "start-exit", "step-kill", "step-exit", "step-stop", "step-hang", "reset-kill",
+              "reset-stop", "learner-kill", "learner-stop"]  # fmt: skip
+    done = fasttrain(*PPO, *lay_out(tmp_path / "faults", faults))
+    assert replaced(done) == {ENDED: 6, HUNG: 4}
+    assert [*(tmp_path / "faults").glob("*-*-*")] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "faults", "causes"),
+    [
+        (("algo=recurrent_ppo", "vec_env=dummy", "env.normalize=[obs,reward]"), ["step-kill", "step-ask", "reset-ask"],
+         {ENDED: 1, ASKED: 2}),
+        (("algo=ppo", "vec_env=shared", "workers=2", "env.on_env_error=restart", "env.step_timeout_s=20"),
+         ["step-raise", "step-exit", "step-ask"], {FAILED: 2, ASKED: 1}),
+    ],
+    ids=["recurrent and normalised", "workers of actors"],
+)  # fmt: skip
+def test_envs_that_are_replaced_in_actors_are_counted(
+    typed: tuple[str, ...], faults: list[str], causes: dict[str, int], fasttrain: RunCommand, tmp_path: Path
+):
+    typed = (*(text for text in BASE if text.split("=")[0] not in [each.split("=")[0] for each in typed]), *typed)
+    done = fasttrain(*typed, *lay_out(tmp_path / "faults", faults))
+    assert replaced(done) == causes
+
+
+def test_empty_masks_of_actors_are_counted(fasttrain: RunCommand):
+    typed = [text for text in BASE if not text.startswith(("env.entry_point", "total_timesteps"))]
+    stuck = "env.entry_point=test_ray_actors_faults:Stuck"
+    with pytest.warns(UserWarning, match=r"actor 0 \(envs 0 to 1\): no legal action in env 0"):
+        done = fasttrain(*typed, "algo=maskable_ppo", "vec_env=dummy", stuck, "total_timesteps=128").ok()
+    assert done.json("summary.json")["empty_masks"] == 12  # three episodes of each env end within 32 steps
+
+
+def test_too_many_lost_actors_end_the_run(fasttrain: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray_actors, "Replacements", lambda most: Replacements(2))
+    done = fasttrain(*PPO, *lay_out(tmp_path / "faults", ["start-kill"] * 4))
+    assert done.exit_code == 1
+    assert "3 restarts within 10 minutes, 2 allowed; the last: actor " in done.err
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [("OwnLoop", "cluster=ray with OwnLoop.collect_rollouts: actors"),
+     ("OwnBuffer", "cluster=ray with rollout_buffer_class=Buffer: actors")],
+)  # fmt: skip
+def test_what_actors_would_not_do_is_refused(own: str, told: str, fasttrain: RunCommand):
+    fasttrain(*PPO, f"algo.entry_point=test_ray_actors_faults:{own}").refused(told)
