@@ -29,7 +29,7 @@ BASE = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=2", "tor
          "algo.rollout_size=128", "algo.n_epochs=1", "env.step_timeout_s=1", "cluster=ray",
          "total_timesteps=100000")  # fmt: skip
 PPO = (*BASE, "algo=ppo", "vec_env=dummy")
-AT = 40  # the step of an env in which it takes a fault: in its second rollout
+AT = 40  # the step in which the first env of a process takes a fault; the next one in its step 80, and so on
 
 
 def do(fault: str) -> None:
@@ -50,8 +50,11 @@ class Faulty(gymnasium.Env[Any, Any]):
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
+    made = 0  # in this process
 
     def __init__(self, faults: str = "") -> None:
+        Faulty.made += 1
+        self.at = AT * Faulty.made
         in_actor = sys.argv[0].endswith("default_worker.py")  # not in evaluations
         self.faults, self.total = Path(faults) if faults and in_actor else None, 0
         if self.faults is not None:
@@ -68,13 +71,13 @@ class Faulty(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.steps = 0
-        if self.total == AT:
+        if self.total == self.at:
             self._take("reset")
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
 
     def step(self, action: Any) -> Any:
         self.steps, self.total = self.steps + 1, self.total + 1
-        if self.total == AT - 1:
+        if self.total == self.at - 1:
             self._take("step")
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
 
@@ -175,8 +178,8 @@ def test_envs_that_are_replaced_in_actors_are_counted(
 def test_empty_masks_of_actors_are_counted(fasttrain: RunCommand):
     typed = [text for text in BASE if not text.startswith(("env.entry_point", "total_timesteps"))]
     stuck = "env.entry_point=test_ray_actors_faults:Stuck"
-    with pytest.warns(UserWarning, match=r"actor 0 \(envs 0 to 1\): no legal action in env 0"):
-        done = fasttrain(*typed, "algo=maskable_ppo", "vec_env=dummy", stuck, "total_timesteps=128").ok()
+    done = fasttrain(*typed, "algo=maskable_ppo", "vec_env=dummy", stuck, "total_timesteps=128").ok()
+    assert "actor 0 (envs 0 to 1): no legal action in env 0" in done.out + done.err
     assert done.json("summary.json")["empty_masks"] == 12  # three episodes of each env end within 32 steps
 
 
