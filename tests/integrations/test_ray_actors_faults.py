@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
+from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -19,6 +24,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from conftest import RunCommand
 from fasttrain import PPO as PPO_CLASS
 from fasttrain import ReplaceEnv
+from fasttrain.errors import EnvError
 from fasttrain.integrations import ray_actors
 from fasttrain.vec.replacing import ASKED, FAILED, Replacements
 
@@ -38,6 +44,8 @@ def do(fault: str) -> None:
         raise ReplaceEnv("a leak")
     if fault == "raise":
         raise ValueError("the board fell off the table")
+    if fault == "full":  # as Ray does when it stores an actor's results
+        raise ray.exceptions.ObjectStoreFullError
     if fault == "exit":
         os._exit(7)
     if fault == "hang":
@@ -116,13 +124,46 @@ class Learner(BaseCallback):
     def _on_rollout_start(self) -> None:
         self.after += not [*self.faults.glob("*-*-*")]
 
+        for file in sorted(self.faults.glob("cluster-*"))[:1]:
+            file.unlink()
+            getattr(CLUSTERS[-1], file.name.split("-")[1])()
+
     def _on_rollout_end(self) -> None:
         for file in sorted(self.faults.glob("learner-*"))[:1]:
             file.unlink()
-            running = [
-                int(file.name[4:]) for file in self.faults.glob("pid-*") if Path("/proc", file.name[4:]).exists()
-            ]
+            pids = [file.name[4:] for file in self.faults.glob("pid-*")]
+            running = [int(pid) for pid in pids if Path("/proc", pid).exists()]
             os.kill(running[0], {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[file.name.split("-")[1]])
+
+
+class Machines:
+    """A cluster of two nodes with a small object store that spills nothing to the disk."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        config = {"automatic_object_spilling_enabled": False, "object_store_full_delay_ms": 100}
+        head = {"num_cpus": 1, "object_store_memory": 2**27, "_system_config": config, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.second, self.held = self._new(), list[Any]()
+
+    def _new(self) -> Any:
+        return self.cluster.add_node(num_cpus=1, object_store_memory=2**27)
+
+    def node(self) -> None:
+        """The second node leaves, and another one joins."""
+        self.cluster.remove_node(self.second, allow_graceful=False)
+        self.second = self._new()
+
+    def store(self) -> None:
+        """Fill the object store, and free it seconds later."""
+        with suppress(ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError):
+            for _ in range(40):
+                self.held.append(ray.put(np.ones(2**22, np.uint8)))
+        Timer(3.0, self.held.clear).start()
+
+
+CLUSTERS: list[Machines] = []
 
 
 def lay_out(folder: Path, faults: list[str]) -> tuple[str, ...]:
@@ -151,9 +192,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_actors_that_die_or_hang_in_any_place_are_replaced(fasttrain: RunCommand, tmp_path: Path):
     faults = ["start-kill", "start-exit", "step-kill", "step-exit", "step-stop", "step-hang", "reset-kill",
-              "reset-stop", "learner-kill", "learner-stop"]  # fmt: skip
+              "reset-stop", "learner-kill", "learner-stop", "step-full"]  # fmt: skip
     done = fasttrain(*PPO, *lay_out(tmp_path / "faults", faults))
-    assert replaced(done) == {ENDED: 6, HUNG: 4}
+    assert replaced(done) == {ENDED: 6, HUNG: 4, ray_actors.FULL: 1}
     assert [*(tmp_path / "faults").glob("*-*-*")] == []
 
 
@@ -197,3 +238,57 @@ def test_too_many_lost_actors_end_the_run(fasttrain: RunCommand, tmp_path: Path,
 )  # fmt: skip
 def test_what_actors_would_not_do_is_refused(own: str, told: str, fasttrain: RunCommand):
     fasttrain(*PPO, f"algo.entry_point=test_ray_actors_faults:{own}").refused(told)
+
+
+def test_weights_wait_for_room_in_the_object_store(monkeypatch: pytest.MonkeyPatch):
+    answers = [ray.exceptions.ObjectStoreFullError, None, *[ray.exceptions.OutOfDiskError] * ray_actors.PUTS]
+
+    def put(weights: str) -> str:
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return weights
+
+    monkeypatch.setattr(ray_actors, "PUT_AGAIN_S", 0.0)
+    env = object.__new__(ray_actors.ActorVecEnv)
+    env.ray = SimpleNamespace(put=put, exceptions=ray.exceptions)
+    assert env._shared("weights") == "weights"
+    with pytest.raises(EnvError, match="object store is full: give it more memory"):
+        env._shared("weights")
+    assert answers == []
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What to type so that actors run on two nodes, which the faults `cluster-…` act on."""
+    CLUSTERS.append(Machines())
+    address = CLUSTERS[-1].cluster.address
+    monkeypatch.setattr(ray_actors, "LOOPBACK", (address.partition(":")[0],))  # else Ray needs a token
+    yield f"cluster.address={address}"
+    CLUSTERS.pop().cluster.shutdown()
+
+
+def test_a_machine_that_leaves_and_a_full_object_store_are_survived(
+    fasttrain: RunCommand, tmp_path: Path, machines: str
+):
+    causes = replaced(fasttrain(*PPO, *lay_out(tmp_path / "faults", ["cluster-node", "cluster-store"]), machines))
+    assert {*causes} <= {ENDED, HUNG}, "an actor of a lost machine is gone, or does not answer"
+    assert 1 <= sum(causes.values()) <= 3
+
+
+KINDS = ["start-kill", "start-exit", "step-kill", "step-exit", "step-stop", "step-hang", "step-ask", "step-full",
+         "reset-kill", "reset-stop", "reset-ask", "learner-kill", "learner-stop", "cluster-node", "cluster-store"]  # fmt: skip
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(0)
+def test_random_faults(fasttrain: RunCommand, tmp_path: Path, machines: str):
+    """As many faults as FASTTRAIN_FAULTS says, in one training: it ends by itself, and counts all that was lost."""
+    faults = Random(0).choices(KINDS, k=int(os.environ.get("FASTTRAIN_FAULTS", "200")))
+    done = fasttrain(*PPO, *lay_out(tmp_path / "faults", faults), machines, "total_timesteps=1e7")
+    causes = replaced(done)
+    print(f"{len(faults)} faults: {causes}")
+    assert [*(tmp_path / "faults").glob("*-*-*")] == []
+    assert {*causes} <= {ENDED, HUNG, ASKED, ray_actors.FULL}
+    summary, lost = done.json("summary.json"), re.search(r"([\d,]+) env steps were lost", done.out)
+    assert summary["status"] == "done"
+    assert lost is not None
