@@ -21,6 +21,7 @@ _PUBLIC = {
     "PPO": "fasttrain.algos.ppo",
     "NativeVecEnv": "fasttrain.vec.native",
     "RecurrentPPO": "fasttrain.algos.recurrent",
+    "ReplaceEnv": "fasttrain.errors",
     "RunSpec": "fasttrain.spec.plan",
     "SAC": "fasttrain.algos.sac",
     "SharedMemoryVecEnv": "fasttrain.vec.shared",
@@ -28,8 +29,8 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "DQN", "PPO", "SAC", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "RunSpec",
-    "SharedMemoryVecEnv", "__version__", "train",
+    "DQN", "PPO", "SAC", "MaskablePPO", "MaskableRecurrentPPO", "NativeVecEnv", "RecurrentPPO", "ReplaceEnv",
+    "RunSpec", "SharedMemoryVecEnv", "__version__", "train",
 ]  # fmt: skip
 
 

@@ -37,6 +37,17 @@ class EnvSpecError(EnvError):
     exit_code = EXIT_WRONG_INPUT
 
 
+class ReplaceEnv(EnvError):  # noqa: N818 - not a failure, but a wish of the environment
+    """Raised by an environment in `step` or `reset`, to be closed and built anew.
+
+    The episode counts as lost: the step is left out of the training. With vec_env=dummy or shared no error is shown.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"the env asked to be replaced{': ' if text else ''}{text}"
+
+
 class NoMasksError(EnvSpecError, ValueError):
     """An env without action masks for an algorithm that needs them. Also a ValueError, as in sb3-contrib."""
 

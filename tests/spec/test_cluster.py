@@ -18,7 +18,6 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=3", "c
             ("cluster=ray", "policies={a: {decides: 0}, b: {decides: 1}}"),
             "cluster=ray with policies: actors have one policy",
         ),
-        (("cluster=ray", "env.normalize=[reward]"), "cluster=ray with env.normalize: its statistics change"),
         (("cluster=ray", "cluster.actors=4"), "cluster.actors=4 is more than num_envs=3"),
         (("cluster=ray", "env.frame_stack=2"), "cluster=ray with env.frame_stack: frames are stacked in the process"),
         (("cluster=ray", "reward_debug=true"), "cluster=ray with reward_debug: actors send the infos of episode ends"),

@@ -14,7 +14,7 @@ import pytest
 
 from fasttrain.errors import EnvError
 from fasttrain.vec.crew import Crew, CrewOptions
-from fasttrain.vec.worker_envs import SEED_STRIDE, successor_seed
+from fasttrain.vec.replacing import SEED_STRIDE, successor_seed
 from fasttrain.vec.worker_memory import NO_ROW, ROW
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
 

@@ -136,6 +136,13 @@ class RecurrentStorage(RolloutStorage):
         """LSTM states before each step, (T, L, N, H) each: h and c of pi, and of vf if the critic has its own."""
         return tuple(stored.transpose(1, 2).cpu().numpy() for stored in self._states)
 
+    def assign(self, name: str, given: Any) -> None:
+        if name != "states":
+            return super().assign(name, given)
+        for stored, part in zip(self._states, given, strict=True):
+            stored.copy_(torch.as_tensor(part).transpose(1, 2))
+        return None
+
     def draw_order(self) -> Int64Array:
         """The `rows` in env-major order, from a random row to the end, then from the start to this row."""
         if not self.full:

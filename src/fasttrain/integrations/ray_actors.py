@@ -1,4 +1,4 @@
-"""cluster=ray: actors collect the rollouts of PPO and MaskablePPO, each with envs and a copy of the policy.
+"""cluster=ray: actors collect the rollouts of PPO and its variants, each with envs and a copy of the policy.
 
 Once per rollout the learner sends weights and random numbers, and each actor sends back its part of the rollout. With
 compiled kernels the random numbers are those that one process would use, so the training has the same numbers as in one
@@ -14,28 +14,29 @@ import socket
 import sys
 import threading
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.algos.engine import note_episodes
-from fasttrain.batch import BoolArray, Float32Array, each_array
+from fasttrain.algos.ppo import _PPO, has_stock_buffer
+from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.envs.masks import mask_width
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvError, FastTrainError
+from fasttrain.integrations.ray_collector import NO_NEWS, STORED, Actor, News, Part, Work, statistics_of
+from fasttrain.saving.env_state import lifted
 from fasttrain.spec.config import Config
-from fasttrain.vec.base import SlotVecEnv, empty_slots
+from fasttrain.terminal import tell
+from fasttrain.vec.base import EmptyMasks, SlotVecEnv, empty_slots
+from fasttrain.vec.replacing import Replacements
 
-STORED = ("observations", "actions", "values", "log_probs", "masks")  # attributes of a `RolloutStorage`, (T, N, ...)
 LOOPBACK = ("local", "auto", "127.0.0.1", "localhost", "[::1]")
 REACHED_S = 5.0  # limit for an answer of cluster.address
 # Ray gives its workers a low priority, and will hide GPUs otherwise than today.
@@ -43,118 +44,16 @@ ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO":
 START_S = 120.0  # limit for starting an actor
 CLOSE_S = 10.0  # limit for closing the envs
 STRIDE = 7_000_003  # added to the seeds of an actor that replaces another one; not `eval.seed`
-MOST_LOST, WITHIN_S = 10, 600.0  # more lost actors within this time end the run
+PUTS, PUT_AGAIN_S = 10, 2.0  # how often weights are offered to a full object store, and the pauses between
+ENDED, NO_ANSWER, FULL = "actor ended", "actor did not answer", "object store full"  # why an actor is lost
 SLOW = 10.0  # an actor may take this many times the longest rollout so far, in addition to env.step_timeout_s
 
 
-class Part(NamedTuple):
-    """An actor's part of a rollout: T steps of n envs."""
+class Lost(NamedTuple):
+    """Why an actor is lost."""
 
-    stored: dict[str, Any]  # name of `STORED` → (T, n, ...)
-    rewards: Float32Array  # (T, n) with the values of truncated episodes added
-    plain_rewards: Float32Array  # (T, n) as the envs gave them
-    episode_starts: Float32Array  # (T, n)
-    left_out: BoolArray  # (T, n) True: no transition
-    dones: BoolArray  # (T, n)
-    infos: list[tuple[int, int, dict[str, Any]]]  # step, env and info of each episode's end
-    last: Any  # (n, ...) observations after the last step
-    seconds: float
-
-
-class Recorder(BaseCallback):
-    """Keeps what the learner's callbacks get at each step."""
-
-    def _on_rollout_start(self) -> None:
-        self.rewards, self.dones = list[Any](), list[Any]()
-        self.ends = list[tuple[int, int, dict[str, Any]]]()
-
-    def _on_step(self) -> bool:
-        self.rewards.append(self.locals["rewards"].copy())
-        self.dones.append(np.array(self.locals["dones"], np.bool_))
-        for index in np.flatnonzero(self.dones[-1]).tolist():
-            self.ends.append((len(self.dones) - 1, index, self.locals["infos"][index]))
-        return True
-
-
-class Actor:
-    """Envs and a model that only collects. It runs in a process of the cluster.
-
-    Args:
-        config: the training's configuration, with this actor's number of envs.
-        seed: of the first env; the next one has seed + 1, and so on.
-        places: folders of the learner's `sys.path`, for the modules of the user.
-    """
-
-    def __init__(self, config: Config, seed: int, places: Sequence[str]) -> None:
-        from fasttrain.perf.clock import PhaseClock
-        from fasttrain.runs.envs import build_vec_env
-        from fasttrain.runs.models import build_algorithm
-
-        sys.path += [place for place in places if place not in sys.path and os.path.isdir(place)]
-        torch.set_num_threads(1)
-        self.config, self.recorder = config, Recorder()
-        self.env = build_vec_env(config, config.num_envs, seed)
-        game: Any = getattr(self.env.unwrapped, "game", None)
-        if hasattr(game, "max_threads"):
-            game.max_threads = 1
-        self.model = cast(Any, build_algorithm(config, self.env, PhaseClock()))
-        set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
-        self.model.collector.lends_observations = False
-        self.model.collector.empty_masks.raises = config.env.on_empty_mask == "raise"
-        self._use_engine(self.model.engine.settings, config.fused_update == "on")
-
-    def _use_engine(self, settings: Any, kernels: bool) -> None:
-        from fasttrain.kernel_cache import compile_all
-        from fasttrain.runs.engine import learner_calls
-
-        compile_all(learner_calls(dataclasses.replace(self.config, fused_update="on")) if kernels else [])
-        self.model.use_engine(settings)
-        if self.config.nan_guard == "off":
-            self.model.engine.guard = None
-
-    def spaces(self) -> tuple[Any, Any, int]:
-        """Observation space, action space, and width of the masks (0: the envs have none)."""
-        masked = self.model.collector.source_of(self.env).masked
-        return self.env.observation_space, self.env.action_space, mask_width(self.env.action_space) if masked else 0
-
-    def reset(self, seed: int | None) -> Any:
-        """Begin new episodes in all envs; returns their observations. `seed`: of the first env, if it is not None."""
-        if seed is not None:
-            self.env.seed(seed)
-        self.model._setup_learn(1, self.recorder)  # as SB3's `learn` begins
-        self.recorder.init_callback(self.model)
-        return self.model._last_obs
-
-    def close(self) -> None:
-        self.env.close()
-
-    def collect(self, weights: Any, settings: Any, noise: Any, steps: int, masked: bool, begun: int) -> Part:
-        """Collect `steps` vector steps with these weights.
-
-        Args:
-            settings: the learner's `EngineSettings`.
-            noise: random numbers (T, n, K) for the actions, or a seed for an engine that draws its own.
-            begun: env steps of the training so far, for messages.
-        """
-        from fasttrain.algos.ppo import collect
-
-        began, model = time.perf_counter(), self.model
-        model.policy.load_state_dict(weights)
-        if model.engine.settings != settings:
-            self._use_engine(settings, settings.kind == "kernels")
-        if isinstance(noise, int):
-            torch.manual_seed(noise)
-        else:
-            model.engine_now().given = noise
-        model.num_timesteps = begun
-        collect(model, self.env, self.recorder, steps, masked)
-        storage, recorder = model.rollout_buffer.storage, self.recorder
-        left_out = np.zeros(storage.rewards.shape, np.bool_) if storage._left_out is None else storage._left_out
-        return Part(
-            {name: getattr(storage, name) for name in STORED}, storage.rewards, np.stack(recorder.rewards),
-            storage.episode_starts, left_out, np.stack(recorder.dones), recorder.ends, model._last_obs,
-            time.perf_counter() - began,
-        )  # fmt: skip
+    cause: str
+    detail: str
 
 
 class ActorVecEnv(SlotVecEnv):
@@ -171,12 +70,12 @@ class ActorVecEnv(SlotVecEnv):
         self.config, self.actors = config, list[Any]()
         self.sizes = [len(part) for part in np.array_split(np.arange(num_envs), config.cluster.actors)]
         self.firsts = np.cumsum([0, *self.sizes[:-1]]).tolist()
-        self.restarts, self.longest_s, self.lost_steps = 0, 0.0, 0
-        self.lost_at = list[float]()
+        self.longest_s, self.lost_steps = 0.0, 0
+        self.replacements = Replacements(max(10, 2 * len(self.sizes)))  # all actors of a machine may be lost at once
         self.ray = connected(config)
         try:
             self.actors = [self._start(number) for number in range(len(self.sizes))]
-            seen, actions, width = self._answer(0, self.actors[0].spaces.remote())
+            seen, actions, width = self._answer(0, lambda actor: actor.spaces.remote())
         except BaseException:
             self.close()
             raise
@@ -184,7 +83,7 @@ class ActorVecEnv(SlotVecEnv):
         super().__init__(num_envs, seen, actions)
 
     def _start(self, number: int) -> Any:
-        size, seed = self.sizes[number], self.config.seed + self.firsts[number] + STRIDE * self.restarts
+        size, seed = self.sizes[number], self.config.seed + self.firsts[number] + STRIDE * self.replacements.count
         cluster: Any = type(self.config.cluster)()
         own = dataclasses.replace(self.config, num_envs=size, device="cpu", cluster=cluster)
         if isinstance(own.workers, int):
@@ -192,53 +91,124 @@ class ActorVecEnv(SlotVecEnv):
         remote = self.ray.remote(num_cpus=1, max_restarts=0)(Actor)
         return remote.remote(own, seed % 2**31, [os.getcwd(), *filter(None, sys.path)])
 
-    def _answer(self, number: int, asked: Any) -> Any:
-        """The answer of an actor that starts. Raises FastTrainError: it failed."""
-        limit_s = max(START_S, self.config.env.step_timeout_s * self.sizes[number])
+    def check_algorithm(self, model: Any) -> None:
+        """Raises ConfigError if the user's subclass collects otherwise than actors do."""
+        if not has_stock_buffer(model):
+            name = type(model.rollout_buffer).__name__
+            raise ConfigError(f"cluster=ray with rollout_buffer_class={name}: actors fill fasttrain's own; remove it")
+        if type(model).collect_rollouts is not _PPO.collect_rollouts:
+            name = f"{type(model).__name__}.collect_rollouts"
+            raise ConfigError(f"cluster=ray with {name}: actors collect by fasttrain's own loop; remove one of them")
+
+    def _answer(self, number: int, ask: Callable[[Any], Any], asked: Any = None) -> Any:
+        """The answer of an actor that starts. An actor that is lost meanwhile is replaced, and asked again.
+
+        Args:
+            asked: the answer to come, if the actor was asked already.
+        """
+        limit_s, hung = max(START_S, self.config.env.step_timeout_s * self.sizes[number]), False
+        while True:
+            answer, lost = self._result(number, ask(self.actors[number]) if asked is None else asked, limit_s)
+            if lost is None:
+                return answer
+            if lost.cause == NO_ANSWER and hung:
+                why = "the cluster has no free core, or building them takes longer"
+                raise EnvError(f"{self._name(number)} did not start its envs within {limit_s:.0f} s, twice: {why}")
+            hung = hung or lost.cause == NO_ANSWER
+            self._renew(number, lost)
+            asked = None
+
+    def _result(self, number: int, reply: Any, limit_s: float) -> tuple[Any, Lost | None]:
+        """An actor's answer, or why the actor is lost. Raises FastTrainError: an env or fasttrain raised an error."""
+        errors, began = self.ray.exceptions, time.monotonic()
         try:
-            return self.ray.get(asked, timeout=limit_s)
-        except self.ray.exceptions.GetTimeoutError as error:
-            why = "the cluster has no free core, or building them takes longer"
-            raise EnvError(f"{self._name(number)} did not start its envs within {limit_s:.0f} s: {why}") from error
-        except self.ray.exceptions.RayError as error:
-            raise self._cause(number, error) from error
+            return self.ray.get(reply, timeout=max(0.1, limit_s)), None
+        except errors.GetTimeoutError:
+            return None, Lost(NO_ANSWER, f"{time.monotonic() - began:.0f} s waited, see env.step_timeout_s")
+        except errors.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            if isinstance(cause, (errors.ObjectStoreFullError, errors.OutOfDiskError)):
+                return None, Lost(FULL, type(cause).__name__)
+            if not isinstance(cause, errors.RayError) or getattr(error, "_actor_init_failed", False):
+                raise self._cause(number, error) from error
+            return None, Lost(ENDED, type(cause).__name__)
+
+    def _renew(self, number: int, lost: Lost) -> None:
+        """Start a new actor in place of a lost one. Raises EnvError if too many were lost."""
+        told = f"{self._name(number)}: {lost.cause} ({lost.detail})"
+        if too_many := self.replacements.add(lost.cause):
+            raise EnvError(f"{too_many}; the last: {told}")
+        tell(f"fasttrain: warning: {told}; its part of the rollout is lost, and a new actor continues")
+        self.ray.kill(self.actors[number])
+        self.actors[number] = self._start(number)
 
     def reset(self) -> VecEnvObs:
-        asked = [actor.reset.remote(self._seeds[at]) for actor, at in zip(self.actors, self.firsts, strict=True)]
-        parts = [self._answer(number, reply) for number, reply in enumerate(asked)]
+        asks = [_resetting(self._seeds[first]) for first in self.firsts]
+        asked = [ask(actor) for ask, actor in zip(asks, self.actors, strict=True)]
+        parts = [self._answer(number, ask, asked[number]) for number, ask in enumerate(asks)]
         self._reset_seeds()
         observations: VecEnvObs = _joined(parts, 0)
         return observations
 
     def fill(self, model: Any, engine: Any, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback) -> bool:
         """Let the actors collect the rollout, and call the callback for each step. False: it asked to stop."""
-        clock, steps = model.collector.clock, rollout.num_steps
+        clock = model.collector.clock
         clock.enter("env_step")
-        weights = self.ray.put({name: part.cpu() for name, part in model.policy.state_dict().items()})
-        settings = dataclasses.replace(engine.settings, threads=1, pin_memory=False)
-        asked = [
-            actor.collect.remote(
-                weights, settings, self._noise(engine, number), steps, use_masking, model.num_timesteps
-            )
-            for number, actor in enumerate(self.actors)
-        ]
-        replies = [*self._replies(asked, steps)]
-        parts = [
-            reply if isinstance(reply, Part) else self._replaced(number, reply, rollout)
-            for number, reply in enumerate(replies)
-        ]
+        weights = self._shared({name: part.cpu() for name, part in model.policy.state_dict().items()})
+        stepped = 0  # envs that have made their steps
+        while not stepped:  # again if all actors were lost
+            parts, stepped = self._collected(model, engine, rollout, use_masking, weights)
+            model._last_obs = _joined([part.last for part in parts], 0)
         clock.enter("buffer")
-        for name in STORED:
+        for name, axis in STORED.items():
             if parts[0].stored[name] is not None:
-                rollout.assign(name, _joined([part.stored[name] for part in parts], 1))
+                rollout.assign(name, _joined([part.stored[name] for part in parts], axis))
         rollout.rewards[...] = _joined([part.rewards for part in parts], 1)
         rollout.episode_starts[...] = _joined([part.episode_starts for part in parts], 1)
         if (left_out := _joined([part.left_out for part in parts], 1)).any():
             rollout.leave_out(slice(None), left_out)
         rollout.complete()
-        model._last_obs = _joined([part.last for part in parts], 0)
-        stepped = sum(size for size, reply in zip(self.sizes, replies, strict=True) if isinstance(reply, Part))
+        if (memory := _joined([part.memory for part in parts], 1)) is not None:
+            model.remember(each_array(lambda part: torch.from_numpy(part).to(model.device), memory))
         return self._report(model, callback, stepped, parts)
+
+    def _collected(
+        self, model: Any, engine: Any, rollout: RolloutStorage, use_masking: bool, weights: Any
+    ) -> tuple[list[Part], int]:
+        """The parts of all actors, and the number of envs in actors that were not lost."""
+        settings = dataclasses.replace(engine.settings, threads=1, pin_memory=False)
+        steps, normal, asked = rollout.num_steps, statistics_of(model), []
+        for number, actor in enumerate(self.actors):
+            last, noise = select_rows(model._last_obs, self._rows(number)), self._noise(engine, number)
+            work = Work(settings, noise, steps, use_masking, model.num_timesteps, last, normal)
+            asked.append(actor.collect.remote(weights, work))
+        replies = [*self._replies(asked, steps)]
+        parts = [
+            reply if isinstance(reply, Part) else self._replaced(number, reply, rollout, model)
+            for number, reply in enumerate(replies)
+        ]
+        for number, part in enumerate(parts):  # in the actors' order
+            if part.statistics is not None:
+                each_array(lambda whole, its: whole.combine(its), normal, part.statistics)
+            self._note(number, part.news, model.collector.empty_masks)
+        return parts, sum(size for size, reply in zip(self.sizes, replies, strict=True) if isinstance(reply, Part))
+
+    def _shared(self, weights: Any) -> Any:
+        """The weights in Ray's object store. It may be full for a while."""
+        for _ in range(PUTS):
+            try:
+                return self.ray.put(weights)
+            except (self.ray.exceptions.ObjectStoreFullError, self.ray.exceptions.OutOfDiskError):  # noqa: PERF203
+                time.sleep(PUT_AGAIN_S)
+        raise EnvError("Ray's object store is full: give it more memory (ray start --object-store-memory=BYTES)")
+
+    def _note(self, number: int, news: News, empty_masks: EmptyMasks) -> None:
+        """Add what happened in an actor to the counts of the training."""
+        self.replacements.causes.update(news.replaced)
+        self.lost_steps += news.lost_steps
+        if news.warnings and not empty_masks.count:
+            empty_masks.warn(f"{self._name(number)}: {news.warnings[0]}")
+        empty_masks.count += news.empty_masks
 
     def _noise(self, engine: Any, number: int) -> Any:
         """The random numbers of an actor: a part of those of the learner's engine, or a seed."""
@@ -255,40 +225,25 @@ class ActorVecEnv(SlotVecEnv):
 
     def _replies(self, asked: list[Any], steps: int) -> Iterator[Any]:
         """Each actor's part, or why it was lost."""
-        began, errors, step_s = time.monotonic(), self.ray.exceptions, self.config.env.step_timeout_s
+        began, step_s = time.monotonic(), self.config.env.step_timeout_s
         for number, reply in enumerate(asked):
             longest_s = step_s + SLOW * self.longest_s if self.longest_s else step_s * steps
-            try:
-                part = self.ray.get(reply, timeout=max(0.1, began + longest_s - time.monotonic()))
-            except errors.GetTimeoutError:
-                yield f"did not answer within {time.monotonic() - began:.0f} s (see env.step_timeout_s)"
-            except errors.RayTaskError as error:  # an error of the env or of fasttrain
-                raise self._cause(number, error) from error
-            except errors.RayError as error:
-                yield f"ended: {type(error).__name__}"
-            else:
+            part, lost = self._result(number, reply, began + longest_s - time.monotonic())
+            if lost is None:
                 self.longest_s = max(self.longest_s, part.seconds)
-                yield part
+            yield lost or part
 
-    def _replaced(self, number: int, why: str, rollout: RolloutStorage) -> Part:
+    def _replaced(self, number: int, lost: Lost, rollout: RolloutStorage, model: Any) -> Part:
         """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""
-        now, steps, size = time.monotonic(), rollout.num_steps, self.sizes[number]
-        self.lost_at = [at for at in self.lost_at if at > now - WITHIN_S] + [now]
-        if len(self.lost_at) > MOST_LOST:
-            raise EnvError(f"{len(self.lost_at)} actors were lost in ten minutes; the last: {self._name(number)} {why}")
-        self.ray.kill(self.actors[number])
-        self.restarts, self.lost_steps = self.restarts + 1, self.lost_steps + steps * size
-        self.actors[number] = self._start(number)
-        warnings.warn(f"{self._name(number)} {why}; its rollout is lost, and a new actor continues", stacklevel=2)
-        first = self._answer(number, self.actors[number].reset.remote(None))
-        stored = {
-            name: each_array(
-                lambda whole: np.ones((steps, size, *whole.shape[2:]), whole.dtype), getattr(rollout, name)
-            )
-            for name in STORED
-        }
+        steps, size, rows = rollout.num_steps, self.sizes[number], self._rows(number)
+        self.lost_steps += steps * size
+        self._renew(number, lost)
+        first = self._answer(number, _resetting(None))
+        first = lifted(model.env, [*range(rows.start, rows.stop)], first).observations
+        stored = {name: _ones(getattr(rollout, name, None), size, axis) for name, axis in STORED.items()}
         nothing, every = np.zeros((steps, size), np.float32), np.ones((steps, size), np.bool_)
-        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, 0.0)
+        states = _ones(each_array(lambda part: part.cpu().numpy(), getattr(model.memory(), "states", None)), size, 1)
+        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, states, None, NO_NEWS, 0.0)
 
     def _report(self, model: Any, callback: BaseCallback, stepped: int, parts: Sequence[Part]) -> bool:
         """Call the callback once per step, as if the envs had stepped here. `stepped`: envs that have made the step."""
@@ -343,9 +298,18 @@ class ActorVecEnv(SlotVecEnv):
         self.ray.shutdown()
 
 
+def _resetting(seed: int | None) -> Callable[[Any], Any]:
+    return lambda actor: actor.reset.remote(seed)
+
+
 def _joined(parts: Sequence[Any], axis: int) -> Any:
     """The arrays of all actors, or their dicts of arrays, as one."""
     return each_array(lambda *own: np.concatenate(own, axis), *parts)
+
+
+def _ones(arrays: Any, size: int, axis: int) -> Any:
+    """Ones for `size` envs in place of the arrays of all envs. `axis`: that of the envs."""
+    return each_array(lambda whole: np.ones_like(whole.take(np.arange(size), axis)), arrays)
 
 
 def connected(config: Config) -> Any:

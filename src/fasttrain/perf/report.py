@@ -18,7 +18,7 @@ PER_STEP_BELOW = 20.0  # runs with fewer steps/s show times per step instead of 
 
 
 class EnvTimes(NamedTuple):
-    """Times and counts that the envs report. `num_workers` to `lost_steps` are about worker processes."""
+    """Times and counts that the envs report. `num_workers` to `in_step` are about worker processes."""
 
     opponents_ns: int = 0  # a part of env_step; the mean over workers, because they run in parallel
     num_workers: int = 0
@@ -26,8 +26,9 @@ class EnvTimes(NamedTuple):
     slowest_ns: int = 0  # sum over all steps of the slowest worker's time
     waiting_ns: int = 0  # time that the trainer waited for workers
     in_step: bool = True  # all workers step together; False: the policy acts for one group while others step
-    restarts: int = 0
+    restarts: int = 0  # envs, workers, actors and engines that were replaced
     lost_steps: int = 0
+    causes: tuple[tuple[str, int], ...] = ()  # why they were replaced, since the training began
     games: tuple[tuple[str, int], ...] = ()  # (name of a part of a game's time, ns), means over games
     episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
@@ -35,7 +36,7 @@ class EnvTimes(NamedTuple):
 
     def since(self, before: EnvTimes) -> EnvTimes:
         """The times and counts since an earlier reading."""
-        counters = {*self._fields} - {"num_workers", "in_step", "games", "lags"}
+        counters = {*self._fields} - {"num_workers", "in_step", "causes", "games", "lags"}
         then = dict(before.games)
         games = tuple((name, ns - then.get(name, 0)) for name, ns in self.games)
         return self._replace(games=games, **{name: getattr(self, name) - getattr(before, name) for name in counters})
@@ -118,6 +119,8 @@ def perf_line(window: PerfWindow) -> str:
     parts += [f"({name}_ms {window.ms(ns):.3f})" for name, ns in window.envs.games]
     if lag := lag_dict(window):
         parts.append(f"lag {lag['mean']:g} lag_max {lag['largest']}")
+    if window.envs.restarts:
+        parts.append(f"replaced {window.envs.restarts} lost_steps {window.envs.lost_steps}")
     parts.append(f"update_ratio {window.update_ratio:.5f}")
     for name, share in (("cpu", window.cpu_share), ("gpu", window.gpu_share)):
         parts.append(f"{name} -" if share is None else f"{name} {100 * share:.0f}%")
@@ -154,6 +157,7 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         "wall_s": window.wall_ns / 1e9,
         **phases_dict(window),
         **(_workers(window) if window.envs.num_workers else {}),
+        **({"replaced": dict(window.envs.causes)} if window.envs.causes else {}),
         **({"of_a_game": window.rounded(window.envs.games)} if window.envs.games else {}),
         **({"lag": lag} if (lag := lag_dict(window)) else {}),
         "covered_share": round(1.0 - window.phases_ns.get("other", 0) / (window.wall_ns or 1), 6),

@@ -313,17 +313,20 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
         opponents_ns = int(sum(counts[:1] if config.vec_env == "native" else counts))
     if isinstance(stepping, ExternalVecEnv):
         return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())
-    if isinstance(stepping, SlotVecEnv) and stepping.fill is not None:
-        actors: Any = stepping
-        return EnvTimes(opponents_ns, restarts=actors.restarts, lost_steps=actors.lost_steps)
+    if isinstance(stepping, ActionLogVecEnv) or getattr(stepping, "fill", None) is not None:
+        return EnvTimes(opponents_ns, **replaced(stepping))
     if not isinstance(stepping, SharedMemoryVecEnv):
         return EnvTimes(opponents_ns)
     times = stepping.times_ns()
     if self_play is None:
         opponents_ns = (times["opponents"] or opponents_ns) // stepping.num_workers  # workers run in parallel
     own: dict[str, Any] = {f"{name}_ns": times[name] for name in ("envs", "slowest", "waiting")}
-    workers, restarts, lost = stepping.num_workers, stepping.restarts, stepping.lost_steps
-    return EnvTimes(opponents_ns, workers, in_step=in_step, restarts=restarts, lost_steps=lost, **own)
+    return EnvTimes(opponents_ns, stepping.num_workers, in_step=in_step, **own, **replaced(stepping))
+
+
+def replaced(env: Any) -> dict[str, Any]:
+    """The fields `restarts`, `causes` and `lost_steps` of `EnvTimes`, for a vectorized env that replaces envs."""
+    return {"restarts": env.replacements.count, "causes": env.replacements.why, "lost_steps": env.lost_steps}
 
 
 def engines_of(env: VecEnv) -> ExternalVecEnv | None:

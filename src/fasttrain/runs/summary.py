@@ -63,9 +63,13 @@ def report(run: Parts, window: PerfWindow, overrides: list[str]) -> dict[str, An
 def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> None:
     """Show how long each phase took and what was lost; write perf.json."""
     show_perf(run.console, window, {row.flag: row.effective for row in run.plan.rows})
-    if window.envs.restarts:
-        what, lost = "engines" if window.envs.games else "envs or workers", window.envs.lost_steps
-        run.say(f"  {window.envs.restarts} {what} failed and were replaced; {lost:,} env steps were lost")
+    if window.envs.restarts or window.envs.causes:
+        what = "envs or workers" if run.config.cluster.engine == "off" else "envs or actors"
+        what, lost = "engines" if window.envs.games else what, window.envs.lost_steps
+        causes = ", ".join(f"{cause}: {count}" for cause, count in window.envs.causes)
+        how = f"{what} were replaced ({causes})" if causes else f"{what} failed and were replaced"
+        count = sum(count for _, count in window.envs.causes) or window.envs.restarts
+        run.say(f"  {count} {how}; {lost:,} env steps were lost")
     if empty := run.empty_masks.count:
         run.say(f"  {empty:,} action masks allowed no action; in their states every action counted as legal")
     if left_out := run.episodes.left_out:

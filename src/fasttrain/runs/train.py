@@ -218,6 +218,8 @@ def build(
 def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_callbacks: bool) -> BaseAlgorithm:
     """Build the algorithm. If the user has callbacks, each step gets new arrays, because a callback may keep them."""
     model = build_algorithm(config, env, clock)
+    if config.cluster.engine != "off":
+        cast(Any, env.unwrapped).check_algorithm(model)
     if (replay := callbacks.replay_dict(model)) is not None:  # say the full size: buffers take memory as they fill
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
     if has_callbacks and isinstance(model, Fast):

@@ -108,7 +108,7 @@ def load_env_state(
             load_into(array, without_prefix(arrays, "self_play"), name)
         outer.slots.finished = []
         outer._share_state()
-    return None if begun is None or not begun[0] else _lifted(env, *begun)
+    return None if begun is None or not begun[0] else lifted(env, *begun)
 
 
 # --- the state of each kind of env
@@ -231,7 +231,7 @@ def _wrapper_arrays(env: VecEnv) -> Arrays:
     return arrays
 
 
-def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
+def lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
     """The first observations of the envs `rows`, changed by the wrappers as after a reset."""
     original = observations
     for layer in reversed(list(_layers(env))):

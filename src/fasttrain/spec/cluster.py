@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import setting
 
-ALGORITHMS = ("ppo", "maskable_ppo")
+ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,7 +17,7 @@ class ClusterConfig:
 
     engine: Literal["off", "ray"] = setting(
         "off",
-        "ray: actors of a Ray cluster collect the rollouts of ppo and maskable_ppo, and this process learns from them; "
+        "ray: actors of a Ray cluster collect the rollouts of PPO and its variants, and this process learns from them; "
         "also typed as cluster=ray. off: envs step on this machine.",
     )
     address: str = setting(
@@ -37,14 +37,13 @@ def check_cluster(config: Any) -> None:
             raise ConfigError(f"cluster.{key} has no effect without cluster=ray: add it, or remove cluster.{key}")
         return
     if algo.name not in ALGORITHMS:
-        raise ConfigError(f"cluster=ray with algo={algo.name}: actors collect for {' and '.join(ALGORITHMS)} only")
+        raise ConfigError(f"cluster=ray with algo={algo.name}: actors collect for {', '.join(ALGORITHMS)} only")
     if own.actors > config.num_envs:
         raise ConfigError(f"cluster.actors={own.actors} is more than num_envs={config.num_envs}: an actor needs an env")
     refused = {
         "engine=stock": (config.engine == "stock", "SB3's classes step their envs themselves"),
         "policies": (bool(config.policies), "actors have one policy"),
         "curriculum.tasks": (bool(config.curriculum.tasks), "tasks are drawn in the process that has the envs"),
-        "env.normalize": (bool(env.normalize), "its statistics change at each step of all envs"),
         "env.phases": (bool(env.phases), "actors send the infos of episode ends only"),
         "reward_debug": (config.reward_debug, "actors send the infos of episode ends only"),
         "env.stagger": (env.stagger > 0, "it counts the copies of one process"),

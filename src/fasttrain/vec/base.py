@@ -319,6 +319,14 @@ def resets_and_rests(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:
     return (inner.slots.resets, inner.slots.rests) if isinstance(inner, SlotVecEnv) else (None, None)
 
 
+def lost_in(env: VecEnv) -> list[int]:
+    """Envs whose episode was lost in the last step, because they were replaced."""
+    inner = env.unwrapped
+    if isinstance(inner, SlotVecEnv):
+        return [episode.env_index for episode in inner.slots.finished if episode.lost]
+    return getattr(inner, "lost_envs", [])
+
+
 class SlotAdapter(SlotSource):
     """Steps any SB3 `VecEnv` and puts what it returns into slots. `infos()` returns the infos of that env unchanged."""
 
@@ -327,6 +335,7 @@ class SlotAdapter(SlotSource):
     def __init__(self, env: VecEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
+        self.fill = env.unwrapped.fill if isinstance(env.unwrapped, SlotVecEnv) else None
         self._masked: bool | None = None  # read at the first use, because reading calls every worker
         self._flat_masks = FlatMasks(0)  # only its method `legal` is used, for masks of any width
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -366,13 +375,14 @@ class SlotAdapter(SlotSource):
         slots.terminations = np.array(dones, np.bool_)
         slots.truncations = np.zeros(self.num_envs, np.bool_)
         ended = np.flatnonzero(slots.terminations)
-        slots.finished = [self._finish(index) for index in ended.tolist()]
+        lost = lost_in(self.env) if len(ended) else []
+        slots.finished = [self._finish(index, index in lost) for index in ended.tolist()]
         slots.resets, slots.rests = resets_and_rests(self.env)
 
     def infos(self) -> list[dict[str, Any]]:
         return self._infos
 
-    def _finish(self, index: int) -> FinishedEpisode:
+    def _finish(self, index: int, lost: bool) -> FinishedEpisode:
         info = self._infos[index]
         truncated = truth(info.get("TimeLimit.truncated")) or False
         self.slots.truncations[index] = truncated
@@ -380,4 +390,4 @@ class SlotAdapter(SlotSource):
         record = record_of(info) or {}  # a Monitor below VecNormalize has the return before normalization
         self._returns[index] = record.get("r", self._returns[index])
         self._lengths[index] = record.get("l", self._lengths[index])
-        return self.end_episode(index, info.get("terminal_observation"), info)
+        return self.end_episode(index, info.get("terminal_observation"), info, lost)

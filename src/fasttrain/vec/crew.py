@@ -6,7 +6,6 @@ It does not depend on SB3. Its errors name the env, the worker, the seed, the la
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,8 +21,9 @@ from fasttrain.batch import each_array, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
 from fasttrain.vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
+from fasttrain.vec.replacing import ALL, ASKED, FAILED, Replacements, successor_seed
 from fasttrain.vec.worker import HOLD, STEP, Ready, pack
-from fasttrain.vec.worker_envs import Failure, Packed, Record, Settings, successor_seed
+from fasttrain.vec.worker_envs import Failure, Packed, Record, Settings
 from fasttrain.vec.worker_memory import (
     ABSENT,
     BUFFER,
@@ -71,9 +71,8 @@ class Crew:
         # The trainer spins only if it has a core of its own. A worker always spins after its reply, because the next
         # request usually comes at once: 64 CartPoles on 2 cores step 1.2 to 1.6 times as fast if workers spin.
         self.spin_s = SPIN_S if cores > self.num_workers else 0.0
-        self.restarts = 0
+        self.replacements = Replacements(options.max_restarts, options.restart_window_s)
         self.close_failed = ""  # the error of an env's `close()`, as text
-        self._restart_times: deque[float] = deque()
         self.seeds: list[int | None] = [None] * self.num_envs  # each env's last seed, from a reset or after a failure
         self.stepping: set[int] = set()  # workers whose step was started and not yet collected
         self._collected: dict[int, list[Record]] = {}  # worker → records of its step, collected early
@@ -90,6 +89,11 @@ class Crew:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def restarts(self) -> int:
+        """Number of envs and workers that were replaced."""
+        return self.replacements.count
 
     def _start(self, env_fns: Sequence[EnvFn], scout: Scout | None) -> None:
         bounds = np.linspace(0, self.num_envs, self.num_workers + 1).round().astype(int).tolist()
@@ -336,17 +340,10 @@ class Crew:
         return pack(("reset", (seeds, [{}] * len(seeds), self.buffers[worker.settings.worker])))
 
     def _count_restart(self, worker: WorkerProcess, error: WorkerLostError) -> None:
-        self.restarts += 1
-        now = time.monotonic()
-        self._restart_times.append(now)
-        while self._restart_times[0] < now - self.options.restart_window_s:
-            self._restart_times.popleft()
-        if len(self._restart_times) > self.options.max_restarts:
-            last = self._env_error(worker, error)
-            raise EnvError(
-                f"{len(self._restart_times)} restarts within {self.options.restart_window_s / 60:g} minutes, "
-                f"{self.options.max_restarts} allowed; the last: {last}"
-            ) from error.cause
+        asked = error.failure is not None and error.failure.asked
+        env = error.failure.env_index if error.failure is not None and asked else ALL
+        if too_many := self.replacements.add(ASKED if asked else FAILED, env):
+            raise EnvError(f"{too_many}; the last: {self._env_error(worker, error)}") from error.cause
 
     def _env_error(self, worker: WorkerProcess, error: WorkerLostError) -> EnvError:
         failure, index = error.failure, worker.settings.worker

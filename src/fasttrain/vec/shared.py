@@ -23,6 +23,7 @@ from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
 from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
 from fasttrain.vec.groups import WorkerGroups
 from fasttrain.vec.process import Scout, WorkerTraceback
+from fasttrain.vec.replacing import Replacements
 from fasttrain.vec.worker_envs import Failure, Record
 from fasttrain.vec.worker_memory import BOOL, BUSY_NS, FLOAT, INT, OPPONENTS_NS, STEP_NS
 
@@ -113,8 +114,13 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return self.crew.num_workers
 
     @property
+    def replacements(self) -> Replacements:
+        """Envs and workers that were replaced, by cause."""
+        return self.crew.replacements
+
+    @property
     def restarts(self) -> int:
-        """Number of envs and workers that were replaced after a failure."""
+        """Number of envs and workers that were replaced."""
         return self.crew.restarts
 
     def reset(self) -> VecEnvObs:

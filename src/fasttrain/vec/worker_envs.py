@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +24,12 @@ from fasttrain.envs.masks import (
 )
 from fasttrain.envs.tasks import task_options_of
 from fasttrain.envs.user_code import blame
-from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.errors import EnvError, EnvSpecError, ReplaceEnv
 from fasttrain.spec.infos import enemy_turn_ms
+from fasttrain.vec.replacing import built_anew
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
 Env = gymnasium.Env[Any, Any]
-SEED_STRIDE = 1_000_003  # difference between the seeds of an env and of the env that replaces it after a failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +57,7 @@ class Failure(NamedTuple):
     step: int = 0  # steps of this env, over all episodes
     is_spec_error: bool = False  # an EnvSpecError: the user's input is wrong
     missing: bool = False  # a call raised AttributeError, which SB3's `has_attr` relies on
+    asked: bool = False  # the env raised ReplaceEnv
 
 
 class NeedsRestartError(Exception):
@@ -92,7 +92,8 @@ class Record(NamedTuple):
 def failure_of(error: BaseException, env_index: int) -> Failure:
     text = str(error) if isinstance(error, EnvError) else blame(error)
     lines = "".join(traceback.format_exception(error))
-    return Failure(env_index, text, lines, is_spec_error=isinstance(error, EnvSpecError))
+    wrong, asked = isinstance(error, EnvSpecError), isinstance(error, ReplaceEnv)
+    return Failure(env_index, text, lines, is_spec_error=wrong, asked=asked)
 
 
 class MaskReader:
@@ -156,6 +157,7 @@ class EnvRows:
         self._seeds: list[int | None] = [None] * count
         self._steps = [0] * count
         self._records: list[Record] = []
+        self._asked: list[Record] = []  # envs that asked to be replaced in a reset; sent with the next step
         self._copies_actions = arrays.actions.ndim > 1
         self._shapes = each_array(lambda part: part.shape[1:], arrays.final_observations)
 
@@ -173,7 +175,10 @@ class EnvRows:
                 self._seeds[row] = seeds[row]
             try:
                 extra = {"options": options[row]} if options[row] else {}
-                info = self._store_reset(row, env.reset(seed=seeds[row], **extra))
+                try:
+                    info = self._store_reset(row, env.reset(seed=seeds[row], **extra))
+                except ReplaceEnv as asked:
+                    info = self._store_reset(row, self._built_anew(row, asked, **extra))
             except BaseException as error:
                 raise NeedsRestartError(self._failure(row, None, error)) from error
             infos.append(_pack_info(info))
@@ -194,7 +199,7 @@ class EnvRows:
         """
         arrays, actions = self.arrays, self.arrays.actions
         self._into, self._before = arrays.observations[buffer], arrays.observations[1 - buffer]
-        self._records = []
+        self._records, self._asked = self._asked, []
         arrays.lost[:] = False
         if arrays.info_kinds.size:
             arrays.info_kinds[:] = ABSENT
@@ -315,7 +320,7 @@ class EnvRows:
 
     def _handle_failure(self, row: int, action: object, error: BaseException) -> None:
         failure = self._failure(row, action, error)
-        if not self.settings.restart_envs:
+        if not self.settings.restart_envs and not failure.asked:
             raise NeedsRestartError(failure) from error
         try:
             self._rebuild(row, failure)
@@ -331,25 +336,30 @@ class EnvRows:
         arrays.info_kinds[row] = ABSENT
         place = slice(row, row + 1)
         each_array(np.copyto, select_rows(arrays.final_observations, place), select_rows(self._before, place))
-        with contextlib.suppress(BaseException):
-            self.envs[row].close()
-        self.envs[row] = env = self.factories[row]()
-        self._mask_methods[row] = self.masks.method_of(env)
-        self._show_task(row, env)
-        self._seeds[row] = seed = successor_seed(self._seeds[row])
-        first, unsent = self._pack_reset_info(self._store_reset(row, env.reset(seed=seed)))
+        first, unsent = self._pack_reset_info(self._store_reset(row, self._built_anew(row)))
         self._records.append(Record(failure.env_index, b"", first, failure, unsent))
+
+    def _built_anew(self, row: int, asked: ReplaceEnv | None = None, **options: Any) -> Any:
+        """Close and build an env, and reset it. Returns the answer of the reset. `asked`: why, if not after a step."""
+
+        def build() -> Env:
+            self._show_task(row, env := self.factories[row]())
+            return env
+
+        def note(error: ReplaceEnv) -> None:
+            self._asked.append(Record(self.settings.first + row, failure=self._failure(row, None, error)))
+
+        if asked is not None:
+            note(asked)
+        self.envs[row], self._seeds[row], answer = built_anew(self.envs[row], build, self._seeds[row], note, **options)
+        self._mask_methods[row] = self.masks.method_of(self.envs[row])
+        return answer
 
     def _failure(self, row: int, action: object, error: BaseException) -> Failure:
         self._guard.check(error)
         failure = failure_of(error, self.settings.first + row)
         action_text = "" if action is None else str(action)
         return failure._replace(seed=self._seeds[row], action=action_text, step=self._steps[row])
-
-
-def successor_seed(seed: int | None, failures: int = 1) -> int | None:
-    """The seed of the env that replaces a failed env. It is new, because the old seed could fail again."""
-    return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
 
 
 def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) -> None:
