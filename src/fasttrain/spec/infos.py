@@ -26,11 +26,14 @@ SCORES = "env.result.scores"  # key in `read`'s result; its value: info key → 
 WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # added by wrappers
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
+SIMPLE = frozenset((bool, float, str))  # classes of values that `plain` returns as they are
 MOST_BITS = 1023  # number of bits of the largest int that fits into a float
 
 
 def plain(value: Any) -> bool | int | float | str | None:
     """A number, truth value or text as a Python object, also from an array without axes; None for other values."""
+    if type(value) in SIMPLE:  # most values, 20 per episode
+        return value  # type: ignore[no-any-return]
     try:
         if getattr(value, "shape", None) == ():
             value = value.item()
@@ -203,7 +206,10 @@ def enemy_turn_ms(info: Mapping[str, Any]) -> float:
 def record_of(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The record of SB3's Monitor with return `r` and length `l` of the episode that ended; None if it is missing."""
     record = _mapping(info.get("episode"))
-    return record if record and all(isinstance(plain(record.get(key)), (int, float)) for key in "rl") else None
+    if not record:
+        return None
+    known = isinstance(plain(record.get("r")), (int, float)) and isinstance(plain(record.get("l")), (int, float))
+    return record if known else None
 
 
 def sb3_statistics(info: Mapping[str, Any]) -> dict[str, Any]:
