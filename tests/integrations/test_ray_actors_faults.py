@@ -276,7 +276,8 @@ def test_a_machine_that_leaves_and_a_full_object_store_are_survived(
 
 
 KINDS = ["start-kill", "start-exit", "step-kill", "step-exit", "step-stop", "step-hang", "step-ask", "step-full",
-         "reset-kill", "reset-stop", "reset-ask", "learner-kill", "learner-stop", "cluster-node", "cluster-store"]  # fmt: skip
+         "reset-kill", "reset-stop", "reset-ask", "learner-kill", "learner-stop", "cluster-node",
+         "cluster-store"]  # fmt: skip
 
 
 @pytest.mark.campaign
@@ -286,7 +287,7 @@ def test_random_faults(fasttrain: RunCommand, tmp_path: Path, machines: str):
     faults = Random(0).choices(KINDS, k=int(os.environ.get("FASTTRAIN_FAULTS", "200")))
     done = fasttrain(*PPO, *lay_out(tmp_path / "faults", faults), machines, "total_timesteps=1e7")
     causes = replaced(done)
-    print(f"{len(faults)} faults: {causes}")
+    sys.stdout.write(f"{len(faults)} faults: {causes}\n")
     assert [*(tmp_path / "faults").glob("*-*-*")] == []
     assert {*causes} <= {ENDED, HUNG, ASKED, ray_actors.FULL}
     summary, lost = done.json("summary.json"), re.search(r"([\d,]+) env steps were lost", done.out)

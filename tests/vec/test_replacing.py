@@ -62,6 +62,16 @@ def test_an_env_that_asks_in_a_step_is_replaced_and_the_step_left_out(
     assert {row["length"] for row in done.table("episodes.csv")} == {"10"}
 
 
+@pytest.mark.parametrize(
+    "typed", [("algo=dqn",), ("algo=ppo", "engine=stock", "algo.rollout_size=64")], ids=["dqn", "stock"]
+)
+def test_other_algorithms_go_on_too(typed: tuple[str, ...], fasttrain: RunCommand):
+    general = [text for text in QUICK if text.split("=")[0] not in ("algo", "algo.rollout_size", "fused_update")]
+    done = fasttrain(*general, *typed, *DUMMY, "env.kwargs.at=35", "checkpoint_every=64").ok()
+    assert "  4 envs or workers were replaced (asked to be replaced: 4); 20 env steps were lost" in done.out
+    fasttrain("resume", f"run={done.folder}", "total_timesteps=320").ok()
+
+
 @pytest.mark.parametrize(("vec_env", "lost"), [(DUMMY, 0), (SHARED, 80)], ids=["dummy", "shared"])
 def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], lost: int, fasttrain: RunCommand):
     done = fasttrain(*QUICK, *vec_env, "env.kwargs.resets=4").ok()
@@ -72,7 +82,11 @@ def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], lost:
 @pytest.mark.parametrize(
     ("vec_env", "typed", "told"),
     [
-        (DUMMY, "at=2", "11 restarts within 10 minutes, 10 allowed; the last: the env asked to be replaced: tired"),
+        (
+            DUMMY,
+            "at=2",
+            "error: env 0, step 2 of its episode: 11 restarts within 10 minutes, 10 allowed; the last",
+        ),
         (SHARED, "at=2", "11 restarts within 10 minutes, 10 allowed; the last: env"),
         (DUMMY, "resets=1", "env 0, its reset: 11 restarts within 10 minutes, 10 allowed; the last: the env asked"),
         (SHARED, "resets=1", f"{MOST_BUILT} new envs in a row asked to be replaced in their first reset"),
