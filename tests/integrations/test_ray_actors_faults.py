@@ -231,6 +231,13 @@ def test_too_many_lost_actors_end_the_run(fasttrain: RunCommand, tmp_path: Path,
     assert "3 restarts within 10 minutes, 2 allowed; the last: actor " in done.err
 
 
+def test_an_error_in_the_constructor_of_an_env_ends_the_run_in_one_line(fasttrain: RunCommand, tmp_path: Path):
+    done = fasttrain(*PPO, *lay_out(tmp_path / "faults", ["start-raise"]))
+    assert done.exit_code in (1, 2)
+    assert re.search(r"error: actor \d \(envs \d to \d\): .*ValueError: the board fell off the table", done.err)
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize(
     ("own", "told"),
     [("OwnLoop", "cluster=ray with OwnLoop.collect_rollouts: actors"),
