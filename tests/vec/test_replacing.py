@@ -11,7 +11,9 @@ import pytest
 
 import fasttrain
 from conftest import RunCommand
+from duels import Duel
 from fasttrain.errors import EnvError
+from fasttrain.native import GameSpec
 from fasttrain.vec.replacing import ASKED, FAILED, MOST_BUILT, SEED_STRIDE, Replacements, built_anew
 
 QUICK = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=2", "torch_threads=1", "fused_update=off",
@@ -42,6 +44,18 @@ class Tired(gymnasium.Env[Any, Any]):
         if self.total == self.at:
             raise fasttrain.ReplaceEnv("tired")
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
+
+
+class TiredDuel(Duel):
+    """Asks to be replaced after each 23 decisions of both sides."""
+
+    def step(self, action: Any) -> Any:
+        if len(self.seen) == 23:
+            raise fasttrain.ReplaceEnv("tired")
+        return super().step(action)
+
+
+GAME = GameSpec(env="test_replacing:TiredDuel", opponent_key="opponent", eval_opponent="zero")
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +91,14 @@ def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], lost:
     done = fasttrain(*QUICK, *vec_env, "env.kwargs.resets=4").ok()
     # Each env and its successor have three episodes of 10 steps. A worker loses the last one together with the env.
     assert f"  8 envs or workers were replaced (asked to be replaced: 8); {lost} env steps were lost" in done.out
+
+
+@pytest.mark.parametrize("vec_env", [DUMMY, SHARED], ids=["dummy", "shared"])
+def test_self_play_goes_on_too(vec_env: tuple[str, ...], fasttrain: RunCommand):
+    general = [text for text in QUICK if text.split("=")[0] not in ("algo", "env.entry_point")]
+    done = fasttrain(*general, *vec_env, "algo=maskable_ppo", "env.game=test_replacing:GAME", "opponent=self").ok()
+    assert done.json("perf.json")["total"]["replaced"] == {ASKED: 20}
+    assert {row["length"] for row in done.table("episodes.csv")} == {"2", "3"}
 
 
 @pytest.mark.parametrize(
