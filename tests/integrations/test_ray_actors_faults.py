@@ -231,6 +231,13 @@ def test_too_many_lost_actors_end_the_run(fasttrain: RunCommand, tmp_path: Path,
     assert "3 restarts within 10 minutes, 2 allowed; the last: actor " in done.err
 
 
+def test_an_error_in_the_constructor_of_an_env_ends_the_run_in_one_line(fasttrain: RunCommand, tmp_path: Path):
+    done = fasttrain(*PPO, *lay_out(tmp_path / "faults", ["start-raise"]))
+    assert done.exit_code in (1, 2)
+    assert re.search(r"error: actor \d \(envs \d to \d\): .*ValueError: the board fell off the table", done.err)
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize(
     ("own", "told"),
     [("OwnLoop", "cluster=ray with OwnLoop.collect_rollouts: actors"),
@@ -276,7 +283,8 @@ def test_a_machine_that_leaves_and_a_full_object_store_are_survived(
 
 
 KINDS = ["start-kill", "start-exit", "step-kill", "step-exit", "step-stop", "step-hang", "step-ask", "step-full",
-         "reset-kill", "reset-stop", "reset-ask", "learner-kill", "learner-stop", "cluster-node", "cluster-store"]  # fmt: skip
+         "reset-kill", "reset-stop", "reset-ask", "learner-kill", "learner-stop", "cluster-node",
+         "cluster-store"]  # fmt: skip
 
 
 @pytest.mark.campaign
@@ -286,7 +294,7 @@ def test_random_faults(fasttrain: RunCommand, tmp_path: Path, machines: str):
     faults = Random(0).choices(KINDS, k=int(os.environ.get("FASTTRAIN_FAULTS", "200")))
     done = fasttrain(*PPO, *lay_out(tmp_path / "faults", faults), machines, "total_timesteps=1e7")
     causes = replaced(done)
-    print(f"{len(faults)} faults: {causes}")
+    sys.stdout.write(f"{len(faults)} faults: {causes}\n")
     assert [*(tmp_path / "faults").glob("*-*-*")] == []
     assert {*causes} <= {ENDED, HUNG, ASKED, ray_actors.FULL}
     summary, lost = done.json("summary.json"), re.search(r"([\d,]+) env steps were lost", done.out)

@@ -11,7 +11,9 @@ import pytest
 
 import fasttrain
 from conftest import RunCommand
+from duels import Duel
 from fasttrain.errors import EnvError
+from fasttrain.native import GameSpec
 from fasttrain.vec.replacing import ASKED, FAILED, MOST_BUILT, SEED_STRIDE, Replacements, built_anew
 
 QUICK = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=2", "torch_threads=1", "fused_update=off",
@@ -44,6 +46,18 @@ class Tired(gymnasium.Env[Any, Any]):
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
 
 
+class TiredDuel(Duel):
+    """Asks to be replaced after each 23 decisions of both sides."""
+
+    def step(self, action: Any) -> Any:
+        if len(self.seen) == 23:
+            raise fasttrain.ReplaceEnv("tired")
+        return super().step(action)
+
+
+GAME = GameSpec(env="test_replacing:TiredDuel", opponent_key="opponent", eval_opponent="zero")
+
+
 @pytest.fixture(autouse=True)
 def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
@@ -62,6 +76,16 @@ def test_an_env_that_asks_in_a_step_is_replaced_and_the_step_left_out(
     assert {row["length"] for row in done.table("episodes.csv")} == {"10"}
 
 
+@pytest.mark.parametrize(
+    "typed", [("algo=dqn",), ("algo=ppo", "engine=stock", "algo.rollout_size=64")], ids=["dqn", "stock"]
+)
+def test_other_algorithms_go_on_too(typed: tuple[str, ...], fasttrain: RunCommand):
+    general = [text for text in QUICK if text.split("=")[0] not in ("algo", "algo.rollout_size", "fused_update")]
+    done = fasttrain(*general, *typed, *DUMMY, "env.kwargs.at=35", "checkpoint_every=64").ok()
+    assert "  4 envs or workers were replaced (asked to be replaced: 4); 20 env steps were lost" in done.out
+    fasttrain("resume", f"run={done.folder}", "total_timesteps=320").ok()
+
+
 @pytest.mark.parametrize(("vec_env", "lost"), [(DUMMY, 0), (SHARED, 80)], ids=["dummy", "shared"])
 def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], lost: int, fasttrain: RunCommand):
     done = fasttrain(*QUICK, *vec_env, "env.kwargs.resets=4").ok()
@@ -69,10 +93,22 @@ def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], lost:
     assert f"  8 envs or workers were replaced (asked to be replaced: 8); {lost} env steps were lost" in done.out
 
 
+@pytest.mark.parametrize("vec_env", [DUMMY, SHARED], ids=["dummy", "shared"])
+def test_self_play_goes_on_too(vec_env: tuple[str, ...], fasttrain: RunCommand):
+    general = [text for text in QUICK if text.split("=")[0] not in ("algo", "env.entry_point")]
+    done = fasttrain(*general, *vec_env, "algo=maskable_ppo", "env.game=test_replacing:GAME", "opponent=self").ok()
+    assert done.json("perf.json")["total"]["replaced"] == {ASKED: 20}
+    assert {row["length"] for row in done.table("episodes.csv")} == {"2", "3"}
+
+
 @pytest.mark.parametrize(
     ("vec_env", "typed", "told"),
     [
-        (DUMMY, "at=2", "11 restarts within 10 minutes, 10 allowed; the last: the env asked to be replaced: tired"),
+        (
+            DUMMY,
+            "at=2",
+            "error: env 0, step 2 of its episode: 11 restarts within 10 minutes, 10 allowed; the last",
+        ),
         (SHARED, "at=2", "11 restarts within 10 minutes, 10 allowed; the last: env"),
         (DUMMY, "resets=1", "env 0, its reset: 11 restarts within 10 minutes, 10 allowed; the last: the env asked"),
         (SHARED, "resets=1", f"{MOST_BUILT} new envs in a row asked to be replaced in their first reset"),

@@ -17,14 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.vec.worker_envs import (
-    SEED_STRIDE,
-    EnvRows,
-    MaskReader,
-    NeedsRestartError,
-    Settings,
-    successor_seed,
-)
+from fasttrain.vec.replacing import SEED_STRIDE, successor_seed
+from fasttrain.vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings
 from fasttrain.vec.worker_memory import NO_ROW, Layout
 from worker_toys import CUT, END, GO, IN_PROCESS, Chaos, Sampler, Walker, action_of
 

@@ -75,7 +75,9 @@ class ActorVecEnv(SlotVecEnv):
         self.ray = connected(config)
         try:
             self.actors = [self._start(number) for number in range(len(self.sizes))]
-            seen, actions, width = self._answer(0, lambda actor: actor.spaces.remote())
+            asked = [_spaces(actor) for actor in self.actors]
+            spaces = [self._answer(number, _spaces, reply) for number, reply in enumerate(asked)]
+            seen, actions, width = spaces[0]
         except BaseException:
             self.close()
             raise
@@ -129,7 +131,7 @@ class ActorVecEnv(SlotVecEnv):
             cause = getattr(error, "cause", None) or error
             if isinstance(cause, (errors.ObjectStoreFullError, errors.OutOfDiskError)):
                 return None, Lost(FULL, type(cause).__name__)
-            if not isinstance(cause, errors.RayError) or getattr(error, "_actor_init_failed", False):
+            if not isinstance(cause, errors.RayError):
                 raise self._cause(number, error) from error
             return None, Lost(ENDED, type(cause).__name__)
 
@@ -296,6 +298,10 @@ class ActorVecEnv(SlotVecEnv):
             self.ray.kill(actor)
         self.actors = []
         self.ray.shutdown()
+
+
+def _spaces(actor: Any) -> Any:
+    return actor.spaces.remote()
 
 
 def _resetting(seed: int | None) -> Callable[[Any], Any]:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -106,19 +106,25 @@ class Actor:
         places: folders of the learner's `sys.path`, for the modules of the user.
     """
 
+    model: Any = None  # built at the first call, whose errors have a cause; those of a constructor have only a text
+
     def __init__(self, config: Config, seed: int, places: Sequence[str]) -> None:
+        self.config, self.seed, self.places = config, seed, places
+
+    def _build(self) -> None:
         from fasttrain.perf.clock import PhaseClock
         from fasttrain.runs.envs import build_vec_env
         from fasttrain.runs.models import build_algorithm
 
-        sys.path += [place for place in places if place not in sys.path and os.path.isdir(place)]
+        config, seed = self.config, self.seed
+        sys.path += [place for place in self.places if place not in sys.path and os.path.isdir(place)]
         torch.set_num_threads(1)
-        self.config, self.recorder = config, Recorder()
+        self.recorder = Recorder()
         self.env = build_vec_env(config, config.num_envs, seed)
         game: Any = getattr(self.env.unwrapped, "game", None)
         if hasattr(game, "max_threads"):
             game.max_threads = 1
-        self.model = cast(Any, build_algorithm(config, self.env, PhaseClock()))
+        self.model = build_algorithm(config, self.env, PhaseClock())
         set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
         self.model.collector.lends_observations = False
         self.seen, self.warnings = NO_NEWS, list[str]()
@@ -136,11 +142,15 @@ class Actor:
 
     def spaces(self) -> tuple[Any, Any, int]:
         """Observation space, action space, and width of the masks (0: the envs have none)."""
+        if self.model is None:
+            self._build()
         masked, base = self.model.collector.source_of(self.model.env).masked, self.env.unwrapped
         return base.observation_space, base.action_space, mask_width(base.action_space) if masked else 0
 
     def reset(self, seed: int | None) -> Any:
         """Begin new episodes in all envs; returns their observations. `seed`: of the first env, if it is not None."""
+        if self.model is None:
+            self._build()
         base, model = self.env.unwrapped, self.model
         if seed is not None:
             base.seed(seed)
@@ -160,7 +170,8 @@ class Actor:
         return News(new, times.lost_steps - before.lost_steps, empty - before.empty_masks, self.seen.warnings)
 
     def close(self) -> None:
-        self.env.close()
+        if self.model is not None:
+            self.env.close()
 
     def collect(self, weights: Any, work: Work) -> Part:
         """Collect `work.num_steps` vector steps with these weights."""

@@ -264,15 +264,15 @@ class ActionLogVecEnv(DummyVecEnv):
             self._save_obs(env_idx, seen)
         return self._obs_from_buf(), np.copy(self.buf_rews), np.copy(self.buf_dones), copy.deepcopy(self.buf_infos)
 
-    def _lose_episode(self, index: int, asked: ReplaceEnv) -> None:
+    def _lose_episode(self, env_idx: int, asked: ReplaceEnv) -> None:
         """End an episode as truncated in the state before this step, and replace the env."""
-        self.lost_envs.append(index)
-        self.lost_steps += self.envs[index].steps_begun
-        last = self.observation_of(index)
-        self.buf_rews[index], self.buf_dones[index] = 0.0, True
-        self.buf_infos[index] = {"lost": str(asked), "TimeLimit.truncated": True, "terminal_observation": last}
-        seen, self.reset_infos[index] = self._built_anew(index, asked)
-        self._save_obs(index, seen)
+        self.lost_envs.append(env_idx)
+        self.lost_steps += self.envs[env_idx].steps_begun
+        last = self.observation_of(env_idx)
+        self.buf_rews[env_idx], self.buf_dones[env_idx] = 0.0, True
+        self.buf_infos[env_idx] = {"lost": str(asked), "TimeLimit.truncated": True, "terminal_observation": last}
+        seen, self.reset_infos[env_idx] = self._built_anew(env_idx, asked)
+        self._save_obs(env_idx, seen)
 
     def step_async(self, actions: NDArray[Any]) -> None:
         super().step_async(actions)
