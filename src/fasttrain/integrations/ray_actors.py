@@ -165,6 +165,8 @@ class ActorVecEnv(SlotVecEnv):
         EnvError: the envs cannot be built.
     """
 
+    actor: Any = Actor
+
     def __init__(self, config: Config, num_envs: int) -> None:
         if config.vec_env not in ("dummy", "native", "shared"):
             raise ConfigError(f"cluster=ray with vec_env={config.vec_env}: use vec_env=dummy, shared or native")
@@ -189,7 +191,7 @@ class ActorVecEnv(SlotVecEnv):
         own = dataclasses.replace(self.config, num_envs=size, device="cpu", cluster=cluster)
         if isinstance(own.workers, int):
             own = dataclasses.replace(own, workers=max(1, min(size, own.workers // len(self.sizes))))
-        remote = self.ray.remote(num_cpus=1, max_restarts=0)(Actor)
+        remote = self.ray.remote(num_cpus=1, max_restarts=0)(self.actor)
         return remote.remote(own, seed % 2**31, [os.getcwd(), *filter(None, sys.path)])
 
     def _answer(self, number: int, asked: Any) -> Any:
@@ -270,17 +272,21 @@ class ActorVecEnv(SlotVecEnv):
                 self.longest_s = max(self.longest_s, part.seconds)
                 yield part
 
-    def _replaced(self, number: int, why: str, rollout: RolloutStorage) -> Part:
-        """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""
-        now, steps, size = time.monotonic(), rollout.num_steps, self.sizes[number]
+    def renewed(self, number: int, why: str, steps: int) -> Any:
+        """Replace an actor that was lost with `steps` vector steps. Returns the first observations of the new envs."""
+        now = time.monotonic()
         self.lost_at = [at for at in self.lost_at if at > now - WITHIN_S] + [now]
         if len(self.lost_at) > MOST_LOST:
             raise EnvError(f"{len(self.lost_at)} actors were lost in ten minutes; the last: {self._name(number)} {why}")
         self.ray.kill(self.actors[number])
-        self.restarts, self.lost_steps = self.restarts + 1, self.lost_steps + steps * size
+        self.restarts, self.lost_steps = self.restarts + 1, self.lost_steps + steps * self.sizes[number]
         self.actors[number] = self._start(number)
         warnings.warn(f"{self._name(number)} {why}; its rollout is lost, and a new actor continues", stacklevel=2)
-        first = self._answer(number, self.actors[number].reset.remote(None))
+        return self._answer(number, self.actors[number].reset.remote(None))
+
+    def _replaced(self, number: int, why: str, rollout: RolloutStorage) -> Part:
+        """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""
+        steps, size = rollout.num_steps, self.sizes[number]
         stored = {
             name: each_array(
                 lambda whole: np.ones((steps, size, *whole.shape[2:]), whole.dtype), getattr(rollout, name)
@@ -288,7 +294,7 @@ class ActorVecEnv(SlotVecEnv):
             for name in STORED
         }
         nothing, every = np.zeros((steps, size), np.float32), np.ones((steps, size), np.bool_)
-        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], first, 0.0)
+        return Part(stored, nothing, nothing, nothing + 1, every, ~every, [], self.renewed(number, why, steps), 0.0)
 
     def _report(self, model: Any, callback: BaseCallback, stepped: int, parts: Sequence[Part]) -> bool:
         """Call the callback once per step, as if the envs had stepped here. `stepped`: envs that have made the step."""
@@ -341,6 +347,12 @@ class ActorVecEnv(SlotVecEnv):
             self.ray.kill(actor)
         self.actors = []
         self.ray.shutdown()
+
+
+def env_of(config: Config, num_envs: int) -> ActorVecEnv:
+    """The learner's view of the actors' envs, as the algorithm and the schedule need it."""
+    kind = ".ray_continuous" if config.schedule == "continuous" else ".ray_replay" if config.algo.spec.off_policy else ""
+    return import_module(kind, __package__).VEC_ENV(config, num_envs) if kind else ActorVecEnv(config, num_envs)  # type: ignore[no-any-return]
 
 
 def _joined(parts: Sequence[Any], axis: int) -> Any:

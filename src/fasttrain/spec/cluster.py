@@ -50,7 +50,7 @@ def check_cluster(config: Any) -> None:
         "env.stagger": (env.stagger > 0, "it counts the copies of one process"),
         "env.info_keys": (bool(env.info_keys), "actors send the infos of episode ends only"),
         "env.frame_stack": (env.frame_stack > 1, "frames are stacked in the process that has the envs"),
-        "schedule": (config.schedule not in ("auto", "lockstep"), "actors step their envs in lockstep"),
+        "schedule=first_ready": (config.schedule == "first_ready", "actors step their envs in lockstep"),
         "algo.use_sde": (bool(getattr(algo, "use_sde", False)), "the noise is that of one process"),
         f"env.backend={env.backend}": (env.backend != "gymnasium", "its envs belong to one process"),
     }

@@ -1,0 +1,87 @@
+"""cluster=ray: requests to actors. The answers are taken in the order in which they come; see `ray_continuous.py`."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, NamedTuple
+
+MESSAGE_S = 0.1  # an answer has at least this much work, unless the limit of its steps is shorter
+SLOW = 10.0  # an actor may take this many times the longest time per step so far, in addition to env.step_timeout_s
+
+
+class Answer(NamedTuple):
+    """What an actor sent, or that it was lost."""
+
+    number: int  # of the actor
+    tag: Any  # what `Requests.add` got
+    sent: Any  # None: the actor was lost
+    first: Any = None  # the first observations of the envs in the actor that replaces a lost one
+
+
+class Request(NamedTuple):
+    number: int
+    steps: int
+    tag: Any
+    began: float
+
+
+class Requests:
+    """The requests that are not answered yet, at most one per actor.
+
+    Args:
+        env: the `ActorVecEnv`. A lost actor is replaced with its method `renewed`.
+        most: largest number of vector steps in a request.
+    """
+
+    def __init__(self, env: Any, most: int) -> None:
+        self.env, self.most, self.longest_s = env, most, 0.0
+        self.open: dict[Any, Request] = {}
+        self.step_s = [math.inf] * len(env.actors)  # seconds per vector step in the newest answer of each actor
+
+    def idle(self) -> list[int]:
+        """Numbers of the actors without a request."""
+        busy = {request.number for request in self.open.values()}
+        return [number for number in range(len(self.step_s)) if number not in busy]
+
+    def length(self, number: int) -> int:
+        """Number of vector steps for the next request to this actor, so that it works for `MESSAGE_S`."""
+        return max(1, min(self.most, math.ceil(MESSAGE_S / max(self.step_s[number], 1e-9))))
+
+    def add(self, number: int, steps: int, reply: Any, tag: Any) -> None:
+        """Add a request for `steps` vector steps. `reply`: Ray's reference. `tag`: is in the `Answer`."""
+        self.open[reply] = Request(number, steps, tag, time.monotonic())
+
+    def answer(self, wait_s: float) -> Answer | None:
+        """Wait for the next answer. None: there is none after `wait_s`.
+
+        Raises:
+            EnvError: an env raised it, or a lost actor cannot be replaced.
+        """
+        if not self.open:
+            return None
+        now, step_s = time.monotonic(), self.env.config.env.step_timeout_s
+        ready, _ = self.env.ray.wait([*self.open], timeout=wait_s)
+        for reply, request in [(each, self.open[each]) for each in ready or self.open]:
+            most_s = step_s + SLOW * self.longest_s * request.steps if self.longest_s else step_s * request.steps
+            if ready or now - request.began > most_s:
+                del self.open[reply]
+                return self._answer(request, reply, now - request.began)
+        return None
+
+    def _answer(self, request: Request, reply: Any, waited_s: float) -> Answer:
+        errors, number, steps = self.env.ray.exceptions, request.number, request.steps
+        try:
+            sent = self.env.ray.get(reply, timeout=0.1)
+        except errors.GetTimeoutError:
+            why = f"did not answer within {waited_s:.0f} s (see env.step_timeout_s)"
+        except errors.RayTaskError as error:  # an error of the env or of fasttrain
+            raise self.env._cause(number, error) from error
+        except errors.RayError as error:
+            why = f"ended: {type(error).__name__}"
+        else:
+            self.step_s[number] = sent.seconds / steps
+            self.longest_s = max(self.longest_s, self.step_s[number])
+            return Answer(number, request.tag, sent)
+        self.step_s[number] = math.inf
+        return Answer(number, request.tag, None, self.env.renewed(number, why, steps))
