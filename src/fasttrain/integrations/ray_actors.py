@@ -351,8 +351,8 @@ class ActorVecEnv(SlotVecEnv):
 
 def env_of(config: Config, num_envs: int) -> ActorVecEnv:
     """The learner's view of the actors' envs, as the algorithm and the schedule need it."""
-    kind = ".ray_continuous" if config.schedule == "continuous" else ".ray_replay" if config.algo.spec.off_policy else ""
-    return import_module(kind, __package__).VEC_ENV(config, num_envs) if kind else ActorVecEnv(config, num_envs)  # type: ignore[no-any-return]
+    own = "continuous" if config.schedule == "continuous" else "replay" if config.algo.spec.off_policy else ""
+    return import_module(f".ray_{own}", __package__).VEC_ENV(config, num_envs) if own else ActorVecEnv(config, num_envs)
 
 
 def _joined(parts: Sequence[Any], axis: int) -> Any:

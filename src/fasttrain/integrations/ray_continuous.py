@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 
 from fasttrain.algos.engine import note_episodes
-from fasttrain.batch import Int64Array, each_array
+from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage
 from fasttrain.integrations.ray_actors import STORED, ActorVecEnv, Part
 from fasttrain.integrations.ray_requests import Requests
@@ -79,7 +79,7 @@ class ActorRollout:
         self.waiting: list[Fragment] = []
         self.gained, self.taken = 0, [0] * len(env.sizes)
         self.unseen = [deque[tuple[Any, ...]]() for _ in env.sizes]  # steps that the callbacks have not seen yet
-        self.last: list[Any] = [each_array(lambda part: part[rows], model._last_obs) for rows in self._every_rows()]
+        self.last: list[Any] = [select_rows(model._last_obs, rows) for rows in self._every_rows()]
         self.ended = np.array(model._last_episode_starts, np.bool_)
         self.handed: Any = None
         self.random = np.random.default_rng([env.config.seed, model.num_timesteps])
