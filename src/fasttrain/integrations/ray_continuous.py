@@ -1,7 +1,7 @@
 """cluster=ray schedule=continuous: actors go on while PPO updates, and rollouts are made of what has come.
 
 The learner asks each actor for a few vector steps, a fragment. When a fragment comes, the actor is at once asked for
-the next one, with the newest weights, also during an update. A rollout has all n_steps × N transitions since the
+another one, with the newest weights, also during an update. A rollout has all n_steps × N transitions since the
 previous rollout. A fast actor gives more of them than a slow one, at most `LONGEST` × n_steps per env. Each transition
 has the version of its weights. `Continuous` counts and limits its age, and `Reuse` corrects for it.
 """
@@ -25,7 +25,7 @@ from fasttrain.algos.engine import note_episodes
 from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage
 from fasttrain.integrations.ray_actors import STORED, ActorVecEnv, Part
-from fasttrain.integrations.ray_requests import Requests
+from fasttrain.integrations.ray_requests import MOST, Requests
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import copy_observations
 
@@ -140,12 +140,12 @@ class ActorRollout:
         return self.env.sizes[fragment.number]
 
     def _ask(self) -> None:
-        """Ask the actors without a request whose next fragment has room in a rollout."""
-        for number in self.requests.idle():
-            steps, actor = self.requests.length(number), self.env.actors[number]
-            ahead = sum(each.steps for each in self.waiting if each.number == number)
-            if self.taken[number] + ahead + steps <= self.most_steps:
-                seed, begun = int(self.random.integers(2**31)), self.model.num_timesteps
+        """Ask the actors with fewer than two requests for a fragment, if it has room in a rollout."""
+        for number, actor in enumerate(self.env.actors):
+            steps, begun, asked = self.requests.length(number), self.model.num_timesteps, self.requests.of(number)
+            ahead = sum(asked) + sum(each.steps for each in self.waiting if each.number == number)
+            if len(asked) < MOST and self.taken[number] + ahead + steps <= self.most_steps:
+                seed = int(self.random.integers(2**31))
                 reply = actor.collect.remote(self.weights, self.settings, seed, steps, self.masked, begun)
                 self.requests.add(number, steps, reply, self.version)
 

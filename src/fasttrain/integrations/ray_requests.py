@@ -6,6 +6,7 @@ import math
 import time
 from typing import Any, NamedTuple
 
+MOST = 2  # requests to an actor that are not answered yet
 MESSAGE_S = 0.1  # an answer has at least this much work, unless the limit of its steps is shorter
 SLOW = 10.0  # an actor may take this many times the longest time per step so far, in addition to env.step_timeout_s
 
@@ -27,7 +28,7 @@ class Request(NamedTuple):
 
 
 class Requests:
-    """The requests that are not answered yet, at most one per actor.
+    """The requests that are not answered yet. An actor has two of them, so that it need not wait for the next one.
 
     Args:
         env: the `ActorVecEnv`. A lost actor is replaced with its method `renewed`.
@@ -36,13 +37,13 @@ class Requests:
 
     def __init__(self, env: Any, most: int) -> None:
         self.env, self.most, self.longest_s = env, most, 0.0
-        self.open: dict[Any, Request] = {}
+        self.open: dict[Any, Request] = {}  # Ray's reference of the answer → request, the oldest first
         self.step_s = [math.inf] * len(env.actors)  # seconds per vector step in the newest answer of each actor
+        self.answered = [0.0] * len(env.actors)  # time of the newest answer
 
-    def idle(self) -> list[int]:
-        """Numbers of the actors without a request."""
-        busy = {request.number for request in self.open.values()}
-        return [number for number in range(len(self.step_s)) if number not in busy]
+    def of(self, number: int) -> list[int]:
+        """Numbers of vector steps in the requests to this actor."""
+        return [request.steps for request in self.open.values() if request.number == number]
 
     def length(self, number: int) -> int:
         """Number of vector steps for the next request to this actor, so that it works for `MESSAGE_S`."""
@@ -60,17 +61,19 @@ class Requests:
         """
         if not self.open:
             return None
-        now, step_s = time.monotonic(), self.env.config.env.step_timeout_s
-        ready, _ = self.env.ray.wait([*self.open], timeout=wait_s)
-        for reply, request in [(each, self.open[each]) for each in ready or self.open]:
+        step_s = self.env.config.env.step_timeout_s
+        oldest = {request.number: reply for reply, request in reversed(self.open.items())}  # of each actor
+        ready, _ = self.env.ray.wait([*oldest.values()], timeout=wait_s)
+        for reply in ready or oldest.values():
+            request = self.open[reply]
             most_s = step_s + SLOW * self.longest_s * request.steps if self.longest_s else step_s * request.steps
-            if ready or now - request.began > most_s:
-                del self.open[reply]
-                return self._answer(request, reply, now - request.began)
+            waited_s = time.monotonic() - max(request.began, self.answered[request.number])
+            if ready or waited_s > most_s:
+                return self._answer(request, reply, waited_s)
         return None
 
     def _answer(self, request: Request, reply: Any, waited_s: float) -> Answer:
-        errors, number, steps = self.env.ray.exceptions, request.number, request.steps
+        errors, number = self.env.ray.exceptions, request.number
         try:
             sent = self.env.ray.get(reply, timeout=0.1)
         except errors.GetTimeoutError:
@@ -80,8 +83,11 @@ class Requests:
         except errors.RayError as error:
             why = f"ended: {type(error).__name__}"
         else:
-            self.step_s[number] = sent.seconds / steps
+            del self.open[reply]
+            self.answered[number], self.step_s[number] = time.monotonic(), sent.seconds / request.steps
             self.longest_s = max(self.longest_s, self.step_s[number])
             return Answer(number, request.tag, sent)
+        lost = sum(self.of(number))
+        self.open = {other: each for other, each in self.open.items() if each.number != number}
         self.step_s[number] = math.inf
-        return Answer(number, request.tag, None, self.env.renewed(number, why, steps))
+        return Answer(number, request.tag, None, self.env.renewed(number, why, lost))

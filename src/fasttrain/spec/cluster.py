@@ -1,4 +1,4 @@
-"""The settings `cluster.…`: rollouts are collected by actors of a Ray cluster, each with envs of its own."""
+"""The settings `cluster.…`: actors of a Ray cluster act and step, each with envs of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import setting
 
-ALGORITHMS = ("ppo", "maskable_ppo")
+ALGORITHMS = ("ppo", "maskable_ppo", "dqn", "sac")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,8 +17,8 @@ class ClusterConfig:
 
     engine: Literal["off", "ray"] = setting(
         "off",
-        "ray: actors of a Ray cluster collect the rollouts of ppo and maskable_ppo, and this process learns from them; "
-        "also typed as cluster=ray. off: envs step on this machine.",
+        "ray: actors of a Ray cluster act and step for ppo, maskable_ppo, dqn and sac, and this process learns; also "
+        "typed as cluster=ray. off: envs step on this machine.",
     )
     address: str = setting(
         "local",
@@ -37,7 +37,7 @@ def check_cluster(config: Any) -> None:
             raise ConfigError(f"cluster.{key} has no effect without cluster=ray: add it, or remove cluster.{key}")
         return
     if algo.name not in ALGORITHMS:
-        raise ConfigError(f"cluster=ray with algo={algo.name}: actors collect for {' and '.join(ALGORITHMS)} only")
+        raise ConfigError(f"cluster=ray with algo={algo.name}: actors collect for {', '.join(ALGORITHMS)} only")
     if own.actors > config.num_envs:
         raise ConfigError(f"cluster.actors={own.actors} is more than num_envs={config.num_envs}: an actor needs an env")
     refused = {
@@ -51,6 +51,7 @@ def check_cluster(config: Any) -> None:
         "env.info_keys": (bool(env.info_keys), "actors send the infos of episode ends only"),
         "env.frame_stack": (env.frame_stack > 1, "frames are stacked in the process that has the envs"),
         "schedule=first_ready": (config.schedule == "first_ready", "actors step their envs in lockstep"),
+        "algo.her": (getattr(algo, "her", "off") != "off", "the envs compute the rewards of other goals"),
         "algo.use_sde": (bool(getattr(algo, "use_sde", False)), "the noise is that of one process"),
         f"env.backend={env.backend}": (env.backend != "gymnasium", "its envs belong to one process"),
     }
