@@ -25,7 +25,7 @@ from fasttrain.integrations.ray_requests import MOST, Answer, Requests
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import copy_observations
 
-MOST_STEPS = 64  # most vector steps in a message, so that the policy that acts is fresh
+MOST_STEPS = 32  # most vector steps in a message, so that the policy that acts is fresh
 
 
 class Steps(NamedTuple):
