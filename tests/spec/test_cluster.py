@@ -8,7 +8,7 @@ import pytest
 
 from conftest import RunCommand
 
-CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=3", "checkup=off")
+CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "num_envs=3", "checkup=off")
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,5 @@ def test_wrong_settings_are_told(
 ):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    fasttrain(*CARTPOLE, *typed).refused(told)
+    algo = () if any(each.startswith("algo=") for each in typed) else ("algo=ppo",)
+    fasttrain(*CARTPOLE, *algo, *typed).refused(told)
