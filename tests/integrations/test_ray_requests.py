@@ -86,7 +86,7 @@ def test_an_actor_that_ends_or_hangs_is_replaced_with_all_its_requests(monkeypat
     assert env.lost == [(1, "ended: RayError", 6)]
     assert [requests.of(0), requests.of(1), requests.answer(0.0)] == [[5], [], None]
     began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + 200.0)  # more than 30 s for each of 5 steps
+    monkeypatch.setattr(time, "monotonic", lambda: began + 200.0)  # more than 30 s, and 120 s before the first answer
     lost = requests.answer(0.0)
     assert env.lost[1:] == [(0, "did not answer within 200 s (see env.step_timeout_s)", 5)]
 

@@ -22,7 +22,7 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "num_envs=3", "checkup=off")
         (("cluster=ray", "cluster.actors=4"), "cluster.actors=4 is more than num_envs=3"),
         (("cluster=ray", "env.frame_stack=2"), "cluster=ray with env.frame_stack: frames are stacked in the process"),
         (("cluster=ray", "schedule=first_ready"), "cluster=ray with schedule=first_ready: actors step their envs"),
-        (("cluster=ray", "algo=dqn", "schedule=continuous"), "dqn has no importance weights"),
+        (("cluster=ray", "algo=dqn", "schedule=continuous"), "schedule=continuous has no effect with algo=dqn"),
         (("cluster=ray", "algo=sac", "algo.her=future"), "cluster=ray with algo.her: the envs compute the rewards"),
         (("cluster=ray", "algo=td3"), "actors collect for ppo, maskable_ppo, dqn, sac only"),
         (("cluster=ray", "reward_debug=true"), "cluster=ray with reward_debug: actors send the infos of episode ends"),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 MOST = 2  # requests to an actor that are not answered yet
 MESSAGE_S = 0.1  # an answer has at least this much work, unless the limit of its steps is shorter
+FIRST_S = 120.0  # before its first answer an actor may have to compile kernels
 SLOW = 10.0  # an actor may take this many times the longest time per step so far, in addition to env.step_timeout_s
 
 
@@ -66,7 +67,8 @@ class Requests:
         ready, _ = self.env.ray.wait([*oldest.values()], timeout=wait_s)
         for reply in ready or oldest.values():
             request = self.open[reply]
-            most_s = step_s + SLOW * self.longest_s * request.steps if self.longest_s else step_s * request.steps
+            is_first = self.step_s[request.number] == math.inf
+            most_s = step_s + (FIRST_S if is_first else SLOW * self.longest_s * request.steps)
             waited_s = time.monotonic() - max(request.began, self.answered[request.number])
             if ready or waited_s > most_s:
                 return self._answer(request, reply, waited_s)
