@@ -8,7 +8,7 @@ import pytest
 
 from conftest import RunCommand
 
-CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=3", "checkup=off")
+CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "num_envs=3", "checkup=off")
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,10 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=3", "c
         ),
         (("cluster=ray", "cluster.actors=4"), "cluster.actors=4 is more than num_envs=3"),
         (("cluster=ray", "env.frame_stack=2"), "cluster=ray with env.frame_stack: frames are stacked in the process"),
+        (("cluster=ray", "schedule=first_ready"), "cluster=ray with schedule=first_ready: actors step their envs"),
+        (("cluster=ray", "algo=dqn", "schedule=continuous"), "schedule=continuous has no effect with algo=dqn"),
+        (("cluster=ray", "algo=sac", "algo.her=future"), "cluster=ray with algo.her: the envs compute the rewards"),
+        (("cluster=ray", "algo=td3"), "actors collect for ppo, maskable_ppo, dqn, sac only"),
         (("cluster=ray", "reward_debug=true"), "cluster=ray with reward_debug: actors send the infos of episode ends"),
         (("cluster.actors=4",), "cluster.actors has no effect without cluster=ray"),
         (("cluster=ray", "cluster.address=10.0.0.7:6379"), "start the cluster with RAY_AUTH_MODE=token"),
@@ -32,4 +36,5 @@ def test_wrong_settings_are_told(
 ):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    fasttrain(*CARTPOLE, *typed).refused(told)
+    algo = () if any(each.startswith("algo=") for each in typed) else ("algo=ppo",)
+    fasttrain(*CARTPOLE, *algo, *typed).refused(told)

@@ -127,7 +127,8 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             clock.enter("action")
             if actor is not None and self.sde_sample_freq > 0 and num_steps % self.sde_sample_freq == 0:
                 actor.reset_noise(num_envs)
-            actions, buffer_actions = self._choose(source, action_noise, learning_starts)
+            chosen = source.fill(self) if source.fill else self._choose(source, action_noise, learning_starts)
+            actions, buffer_actions = chosen
             step = collector.step(source, actions)
             self.num_timesteps += source.slots.transitions
             num_steps += 1

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvError, FastTrainError
 from fasttrain.integrations.ray_collector import NO_NEWS, STORED, Actor, News, Part, Work, statistics_of
+from fasttrain.integrations.ray_requests import ENDED, FULL, NO_ANSWER, Lost
 from fasttrain.saving.env_state import lifted
 from fasttrain.spec.config import Config
 from fasttrain.terminal import tell
@@ -45,15 +46,7 @@ START_S = 120.0  # limit for starting an actor
 CLOSE_S = 10.0  # limit for closing the envs
 STRIDE = 7_000_003  # added to the seeds of an actor that replaces another one; not `eval.seed`
 PUTS, PUT_AGAIN_S = 10, 2.0  # how often weights are offered to a full object store, and the pauses between
-ENDED, NO_ANSWER, FULL = "actor ended", "actor did not answer", "object store full"  # why an actor is lost
 SLOW = 10.0  # an actor may take this many times the longest rollout so far, in addition to env.step_timeout_s
-
-
-class Lost(NamedTuple):
-    """Why an actor is lost."""
-
-    cause: str
-    detail: str
 
 
 class ActorVecEnv(SlotVecEnv):
@@ -63,6 +56,8 @@ class ActorVecEnv(SlotVecEnv):
         ConfigError: Ray is missing, the cluster cannot be reached, or it has too few cores.
         EnvError: the envs cannot be built.
     """
+
+    actor: Any = Actor
 
     def __init__(self, config: Config, num_envs: int) -> None:
         if config.vec_env not in ("dummy", "native", "shared"):
@@ -90,7 +85,7 @@ class ActorVecEnv(SlotVecEnv):
         own = dataclasses.replace(self.config, num_envs=size, device="cpu", cluster=cluster)
         if isinstance(own.workers, int):
             own = dataclasses.replace(own, workers=max(1, min(size, own.workers // len(self.sizes))))
-        remote = self.ray.remote(num_cpus=1, max_restarts=0)(Actor)
+        remote = self.ray.remote(num_cpus=1, max_restarts=0)(self.actor)
         return remote.remote(own, seed % 2**31, [os.getcwd(), *filter(None, sys.path)])
 
     def check_algorithm(self, model: Any) -> None:
@@ -110,7 +105,7 @@ class ActorVecEnv(SlotVecEnv):
         """
         limit_s, hung = max(START_S, self.config.env.step_timeout_s * self.sizes[number]), False
         while True:
-            answer, lost = self._result(number, ask(self.actors[number]) if asked is None else asked, limit_s)
+            answer, lost = self.result(number, ask(self.actors[number]) if asked is None else asked, limit_s)
             if lost is None:
                 return answer
             if lost.cause == NO_ANSWER and hung:
@@ -120,7 +115,7 @@ class ActorVecEnv(SlotVecEnv):
             self._renew(number, lost)
             asked = None
 
-    def _result(self, number: int, reply: Any, limit_s: float) -> tuple[Any, Lost | None]:
+    def result(self, number: int, reply: Any, limit_s: float) -> tuple[Any, Lost | None]:
         """An actor's answer, or why the actor is lost. Raises FastTrainError: an env or fasttrain raised an error."""
         errors, began = self.ray.exceptions, time.monotonic()
         try:
@@ -156,7 +151,7 @@ class ActorVecEnv(SlotVecEnv):
         """Let the actors collect the rollout, and call the callback for each step. False: it asked to stop."""
         clock = model.collector.clock
         clock.enter("env_step")
-        weights = self._shared({name: part.cpu() for name, part in model.policy.state_dict().items()})
+        weights = self.shared({name: part.cpu() for name, part in model.policy.state_dict().items()})
         stepped = 0  # envs that have made their steps
         while not stepped:  # again if all actors were lost
             parts, stepped = self._collected(model, engine, rollout, use_masking, weights)
@@ -181,7 +176,7 @@ class ActorVecEnv(SlotVecEnv):
         settings = dataclasses.replace(engine.settings, threads=1, pin_memory=False)
         steps, normal, asked = rollout.num_steps, statistics_of(model), []
         for number, actor in enumerate(self.actors):
-            last, noise = select_rows(model._last_obs, self._rows(number)), self._noise(engine, number)
+            last, noise = select_rows(model._last_obs, self.rows_of(number)), self._noise(engine, number)
             work = Work(settings, noise, steps, use_masking, model.num_timesteps, last, normal)
             asked.append(actor.collect.remote(weights, work))
         replies = [*self._replies(asked, steps)]
@@ -192,10 +187,10 @@ class ActorVecEnv(SlotVecEnv):
         for number, part in enumerate(parts):  # in the actors' order
             if part.statistics is not None:
                 each_array(lambda whole, its: whole.combine(its), normal, part.statistics)
-            self._note(number, part.news, model.collector.empty_masks)
+            self.note(number, part.news, model.collector.empty_masks)
         return parts, sum(size for size, reply in zip(self.sizes, replies, strict=True) if isinstance(reply, Part))
 
-    def _shared(self, weights: Any) -> Any:
+    def shared(self, weights: Any) -> Any:
         """The weights in Ray's object store. It may be full for a while."""
         for _ in range(PUTS):
             try:
@@ -204,7 +199,7 @@ class ActorVecEnv(SlotVecEnv):
                 time.sleep(PUT_AGAIN_S)
         raise EnvError("Ray's object store is full: give it more memory (ray start --object-store-memory=BYTES)")
 
-    def _note(self, number: int, news: News, empty_masks: EmptyMasks) -> None:
+    def note(self, number: int, news: News, empty_masks: EmptyMasks) -> None:
         """Add what happened in an actor to the counts of the training."""
         self.replacements.causes.update(news.replaced)
         self.lost_steps += news.lost_steps
@@ -216,9 +211,9 @@ class ActorVecEnv(SlotVecEnv):
         """The random numbers of an actor: a part of those of the learner's engine, or a seed."""
         if (drawn := getattr(engine, "noise", None)) is None:
             return int(torch.randint(2**31, ()))
-        return np.ascontiguousarray(drawn[:, self._rows(number)])
+        return np.ascontiguousarray(drawn[:, self.rows_of(number)])
 
-    def _rows(self, number: int) -> slice:
+    def rows_of(self, number: int) -> slice:
         return slice(self.firsts[number], self.firsts[number] + self.sizes[number])
 
     def _name(self, number: int) -> str:
@@ -230,18 +225,21 @@ class ActorVecEnv(SlotVecEnv):
         began, step_s = time.monotonic(), self.config.env.step_timeout_s
         for number, reply in enumerate(asked):
             longest_s = step_s + SLOW * self.longest_s if self.longest_s else step_s * steps
-            part, lost = self._result(number, reply, began + longest_s - time.monotonic())
+            part, lost = self.result(number, reply, began + longest_s - time.monotonic())
             if lost is None:
                 self.longest_s = max(self.longest_s, part.seconds)
             yield lost or part
 
+    def renewed(self, number: int, lost: Lost, steps: int) -> Any:
+        """Replace an actor that was lost with `steps` vector steps. Returns the first observations of the new envs."""
+        self.lost_steps += steps * self.sizes[number]
+        self._renew(number, lost)
+        return self._answer(number, _resetting(None))
+
     def _replaced(self, number: int, lost: Lost, rollout: RolloutStorage, model: Any) -> Part:
         """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""
-        steps, size, rows = rollout.num_steps, self.sizes[number], self._rows(number)
-        self.lost_steps += steps * size
-        self._renew(number, lost)
-        first = self._answer(number, _resetting(None))
-        first = lifted(model.env, [*range(rows.start, rows.stop)], first).observations
+        steps, size, rows = rollout.num_steps, self.sizes[number], self.rows_of(number)
+        first = lifted(model.env, [*range(rows.start, rows.stop)], self.renewed(number, lost, steps)).observations
         stored = {name: _ones(getattr(rollout, name, None), size, axis) for name, axis in STORED.items()}
         nothing, every = np.zeros((steps, size), np.float32), np.ones((steps, size), np.bool_)
         states = _ones(each_array(lambda part: part.cpu().numpy(), getattr(model.memory(), "states", None)), size, 1)
@@ -306,6 +304,12 @@ def _spaces(actor: Any) -> Any:
 
 def _resetting(seed: int | None) -> Callable[[Any], Any]:
     return lambda actor: actor.reset.remote(seed)
+
+
+def env_of(config: Config, num_envs: int) -> ActorVecEnv:
+    """The learner's view of the actors' envs, as the algorithm and the schedule need it."""
+    own = "continuous" if config.schedule == "continuous" else "replay" if config.algo.spec.off_policy else ""
+    return import_module(f".ray_{own}", __package__).VEC_ENV(config, num_envs) if own else ActorVecEnv(config, num_envs)
 
 
 def _joined(parts: Sequence[Any], axis: int) -> Any:

@@ -32,7 +32,7 @@ class Work(NamedTuple):
     num_steps: int
     masked: bool  # whether actions are drawn from the legal ones
     begun: int  # env steps of the training so far, for messages
-    last: Any  # (n, ...) observations to begin with, as the policy gets them
+    last: Any  # (n, ...) observations to begin with, as the policy gets them; None: where the last work ended
     statistics: Any  # see `statistics_of`
 
 
@@ -185,7 +185,9 @@ class Actor:
             torch.manual_seed(work.noise)
         else:
             model.engine_now().given = work.noise
-        model.num_timesteps, model._last_obs = work.begun, work.last
+        model.num_timesteps = work.begun
+        if work.last is not None:
+            model._last_obs = work.last
         if work.statistics is not None:
             layer = model.get_vec_normalize_env()
             layer.obs_rms, layer.ret_rms = each_array(Held, work.statistics)

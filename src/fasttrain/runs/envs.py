@@ -227,7 +227,7 @@ def _unwrapped_env(
     reported: set[str] | None,
 ) -> VecEnv:
     if config.cluster.engine != "off" and folder is not None:
-        return plugins.load(plugins.INTEGRATIONS, config.cluster.engine).ActorVecEnv(config, num_envs)  # type: ignore[no-any-return]
+        return plugins.load(plugins.INTEGRATIONS, config.cluster.engine).env_of(config, num_envs)  # type: ignore[no-any-return]
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
         return made_batch(config, num_envs, folder)
     if config.vec_env == "native":

@@ -1,4 +1,4 @@
-"""The settings `cluster.…`: rollouts are collected by actors of a Ray cluster, each with envs of its own."""
+"""The settings `cluster.…`: actors of a Ray cluster act and step, each with envs of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import setting
 
-ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo")
+ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo", "dqn", "sac")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,8 +17,8 @@ class ClusterConfig:
 
     engine: Literal["off", "ray"] = setting(
         "off",
-        "ray: actors of a Ray cluster collect the rollouts of PPO and its variants, and this process learns from them; "
-        "also typed as cluster=ray. off: envs step on this machine.",
+        "ray: actors of a Ray cluster act and step for PPO and its variants, DQN and SAC, and this process learns. "
+        "It is also typed as cluster=ray. off: envs step on this machine.",
     )
     address: str = setting(
         "local",
@@ -42,6 +42,10 @@ def check_cluster(config: Any) -> None:
         raise ConfigError(f"cluster.actors={own.actors} is more than num_envs={config.num_envs}: an actor needs an env")
     refused = {
         "engine=stock": (config.engine == "stock", "SB3's classes step their envs themselves"),
+        "env.normalize": (
+            bool(env.normalize) and (algo.spec.off_policy or config.schedule == "continuous"),
+            "actors merge its statistics after a rollout of lockstep only",
+        ),
         "policies": (bool(config.policies), "actors have one policy"),
         "curriculum.tasks": (bool(config.curriculum.tasks), "tasks are drawn in the process that has the envs"),
         "env.phases": (bool(env.phases), "actors send the infos of episode ends only"),
@@ -49,7 +53,8 @@ def check_cluster(config: Any) -> None:
         "env.stagger": (env.stagger > 0, "it counts the copies of one process"),
         "env.info_keys": (bool(env.info_keys), "actors send the infos of episode ends only"),
         "env.frame_stack": (env.frame_stack > 1, "frames are stacked in the process that has the envs"),
-        "schedule": (config.schedule not in ("auto", "lockstep"), "actors step their envs in lockstep"),
+        "schedule=first_ready": (config.schedule == "first_ready", "actors step their envs in lockstep"),
+        "algo.her": (getattr(algo, "her", "off") != "off", "the envs compute the rewards of other goals"),
         "algo.use_sde": (bool(getattr(algo, "use_sde", False)), "the noise is that of one process"),
         f"env.backend={env.backend}": (env.backend != "gymnasium", "its envs belong to one process"),
     }

@@ -210,6 +210,8 @@ def _why_not_continuous(config: Config) -> str:
 
 def _why_no_groups(context: Context, requested: str) -> str:
     effective, env = context.effective, context.config.env
+    if context.config.cluster.engine != "off" and requested == "continuous":
+        return ""  # actors step independently
     if effective["vec_env"] not in ("shared", "daemons"):
         return f"vec_env={effective['vec_env']} has no workers that step independently (vec_env=shared has)"
     if is_self_play(context.config):

@@ -147,7 +147,9 @@ class SlotSource(ABC):
     num_envs: int
     slots: Slots
     reuses_arrays: bool  # True: the next step overwrites the arrays in `slots`, so readers copy what they keep
-    fill: Any = None  # a method that collects a whole rollout in other processes; None: the envs step here
+    # A method that collects in other processes: a rollout, or for DQN and SAC the actions of the next vector step, in
+    # which the envs have stepped already. None: the envs step here.
+    fill: Any = None
 
     @property
     @abstractmethod
