@@ -46,6 +46,20 @@ class Tired(gymnasium.Env[Any, Any]):
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
 
 
+class TiredAtFirst(Tired):
+    """Asks in its first reset, if it finds the file `once` missing."""
+
+    def __init__(self, once: str) -> None:
+        super().__init__()
+        self.once = Path(once)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if not self.once.exists():
+            self.once.touch()
+            raise fasttrain.ReplaceEnv("tired")
+        return super().reset(seed=seed)
+
+
 class TiredDuel(Duel):
     """Asks to be replaced after each 23 decisions of both sides."""
 
@@ -91,6 +105,16 @@ def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], lost:
     done = fasttrain(*QUICK, *vec_env, "env.kwargs.resets=4").ok()
     # Each env and its successor have three episodes of 10 steps. A worker loses the last one together with the env.
     assert f"  8 envs or workers were replaced (asked to be replaced: 8); {lost} env steps were lost" in done.out
+
+
+@pytest.mark.parametrize("vec_env", [DUMMY, SHARED], ids=["dummy", "shared"])
+def test_an_env_that_asks_in_the_first_reset_is_counted(
+    vec_env: tuple[str, ...], fasttrain: RunCommand, tmp_path: Path
+):
+    env = ("env.entry_point=test_replacing:TiredAtFirst", f"env.kwargs.once={tmp_path / 'once'}", "workers=1")
+    general = [text for text in (*QUICK, *vec_env) if text.split("=")[0] not in ("env.entry_point", "workers")]
+    done = fasttrain(*general, *(env if vec_env == SHARED else env[:2])).ok()
+    assert "  1 envs or workers were replaced (asked to be replaced: 1); 0 env steps were lost" in done.out
 
 
 @pytest.mark.parametrize("vec_env", [DUMMY, SHARED], ids=["dummy", "shared"])
