@@ -8,45 +8,29 @@ from typing import Any
 
 import pytest
 
-from fasttrain.integrations.ray_requests import Requests
-
-
-class RayError(Exception):
-    pass
-
-
-class RayTaskError(RayError):
-    pass
-
-
-class GetTimeoutError(Exception):
-    pass
+from fasttrain.integrations.ray_requests import ENDED, NO_ANSWER, Lost, Requests
 
 
 class Cluster:
-    """Stands for Ray and for an `ActorVecEnv` of two actors. `answers`: reference → what an actor sent, or an error."""
-
-    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, GetTimeoutError=GetTimeoutError)
+    """Stands for Ray and for an `ActorVecEnv` of two actors. `answers`: reference → what an actor sent, or `Lost`."""
 
     def __init__(self) -> None:
         self.ray, self.actors, self.answers = self, [0, 1], dict[str, Any]()
         self.config = SimpleNamespace(env=SimpleNamespace(step_timeout_s=30.0))
-        self.lost: list[tuple[int, str, int]] = []
+        self.lost: list[tuple[int, Lost, int]] = []
 
     def wait(self, references: list[str], timeout: float) -> tuple[list[str], list[str]]:
         return [each for each in references if each in self.answers][:1], []
 
-    def get(self, reference: str, timeout: float) -> Any:
-        if isinstance(answer := self.answers.get(reference, GetTimeoutError()), Exception):
+    def result(self, number: int, reference: str, limit_s: float) -> tuple[Any, Lost | None]:
+        answer = self.answers.get(reference, Lost(NO_ANSWER, "0 s waited"))
+        if isinstance(answer, Exception):
             raise answer
-        return answer
+        return (None, answer) if isinstance(answer, Lost) else (answer, None)
 
-    def renewed(self, number: int, why: str, steps: int) -> str:
-        self.lost.append((number, why, steps))
+    def renewed(self, number: int, lost: Lost, steps: int) -> str:
+        self.lost.append((number, lost, steps))
         return "first observations"
-
-    def _cause(self, number: int, error: Exception) -> Exception:
-        return ValueError(f"actor {number}: {error}")
 
 
 def sent(seconds: float) -> Any:
@@ -80,21 +64,21 @@ def test_an_actor_that_ends_or_hangs_is_replaced_with_all_its_requests(monkeypat
     for reference in "ab":
         requests.add(1, 3, reference, tag=0)
     requests.add(0, 5, "c", tag=0)
-    env.answers["a"] = env.answers["b"] = RayError()
+    env.answers["a"] = env.answers["b"] = Lost(ENDED, "ActorDiedError")
     lost: Any = requests.answer(0.0)
     assert (lost.number, lost.sent, lost.first) == (1, None, "first observations")
-    assert env.lost == [(1, "ended: RayError", 6)]
+    assert env.lost == [(1, Lost("actor ended", "ActorDiedError"), 6)]
     assert [requests.of(0), requests.of(1), requests.answer(0.0)] == [[5], [], None]
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + 200.0)  # more than 30 s, and 120 s before the first answer
     lost = requests.answer(0.0)
-    assert env.lost[1:] == [(0, "did not answer within 200 s (see env.step_timeout_s)", 5)]
+    assert env.lost[1:] == [(0, Lost("actor did not answer", "200 s waited, see env.step_timeout_s"), 5)]
 
 
 def test_an_error_of_an_env_is_raised():
     env = Cluster()
     requests = Requests(env, most=32)
     requests.add(1, 3, "a", tag=0)
-    env.answers["a"] = RayTaskError("the board fell off the table")
-    with pytest.raises(ValueError, match="actor 1: the board fell off the table"):
+    env.answers["a"] = ValueError("the board fell off the table")
+    with pytest.raises(ValueError, match="the board fell off the table"):
         requests.answer(0.0)

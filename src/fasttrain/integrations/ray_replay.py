@@ -49,10 +49,10 @@ class ReplayActor(Actor):
     """Envs and a model that only acts."""
 
     def __init__(self, config: Config, seed: int, places: Sequence[str]) -> None:
-        small: Any = (
-            {"buffer_size": 1, "prioritized": False} if hasattr(config.algo, "prioritized") else {"buffer_size": 1}
-        )
-        algo = dataclasses.replace(config.algo, **small, **{"n_steps": 1})
+        small: Any = {"buffer_size": 1, "n_steps": 1}
+        if hasattr(config.algo, "prioritized"):
+            small["prioritized"] = False
+        algo = dataclasses.replace(config.algo, **small)
         super().__init__(dataclasses.replace(config, algo=algo, prefetch="off"), seed, places)
 
     def act(self, weights: Any, settings: Any, steps: int, begun: int, total: int, each: int) -> Steps:
