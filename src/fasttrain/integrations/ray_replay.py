@@ -49,9 +49,8 @@ class ReplayActor(Actor):
     """Envs and a model that only acts."""
 
     def __init__(self, config: Config, seed: int, places: Sequence[str]) -> None:
-        small: Any = {"buffer_size": 1, "n_steps": 1}
-        if hasattr(config.algo, "prioritized"):
-            small["prioritized"] = False
+        small: dict[str, Any] = {"buffer_size": 1, "n_steps": 1}
+        small |= {"prioritized": False} if hasattr(config.algo, "prioritized") else {}
         algo = dataclasses.replace(config.algo, **small)
         super().__init__(dataclasses.replace(config, algo=algo, prefetch="off"), seed, places)
 
@@ -153,15 +152,9 @@ class ReplayVecEnv(ActorVecEnv):
             self.note(answer.number, answer.sent.news, model.collector.empty_masks)
             queue.extend((select_rows(arrays, step), ended) for step, ended in enumerate(finished))
             return
-        zeros = {name: np.zeros((size, *each.shape[1:]), each.dtype) for name, each in self._like().items()}
-        queue.append(({**zeros, "observations": answer.first, "truncations": np.ones(size, np.bool_)}, None))
-
-    def _like(self) -> dict[str, NDArray[Any]]:
-        slots = self.slots
-        masks = {} if slots.action_masks is None else {"action_masks": slots.action_masks}
-        chosen = slots.actions.astype(np.float32) if slots.actions.dtype.kind == "f" else slots.actions
-        return {"actions": slots.actions, "chosen": chosen, "rewards": slots.rewards,
-                "terminations": slots.terminations, "truncations": slots.truncations, **masks}  # fmt: skip
+        row = {name: np.zeros_like(getattr(self.slots, name)[:size]) for name in ("actions", "rewards", "terminations")}
+        row |= {"chosen": row["actions"], "truncations": np.ones(size, np.bool_), "observations": answer.first}
+        queue.append((row, None))  # a step that is not learned from
 
     def step_slots(self, actions: NDArray[Any]) -> None:
         slots, before = self.slots, copy_observations(self.slots.observations)
