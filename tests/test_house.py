@@ -60,7 +60,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # on cores of their own, population-based training, a training that ends at a step, and first episodes of random
 # lengths.
 CEILINGS = {
-    "fasttrain": {"lines": 48_971, "modules": 214, ": Any": 679},
+    "fasttrain": {"lines": 49_912, "modules": 219, ": Any": 724},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
 }
@@ -81,7 +81,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
 # 276 of tests: forked runs, cells side by side, populations and their exchanges.
 # 70 of tests: the last killed trial, other settings in one folder, a failed seed, algorithms without minibatches.
-LABORATORY = {"scripts": 419, "benchmarks": 4_224, "tests": 54_566}
+LABORATORY = {"scripts": 419, "benchmarks": 4_351, "tests": 55_661}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -111,7 +111,8 @@ PATH_CEILINGS = {
     "ppo": {"files": 8, "functions": 86, "lines": 905},
     "kernels": {"files": 12, "functions": 84, "lines": 886},
     "recurrent": {"files": 12, "functions": 87, "lines": 893},
-    "dqn": {"files": 14, "functions": 81, "lines": 885},  # a hook of the replay buffer instead of two copies of `put`
+    # a hook of the replay buffer instead of two copies of `put`; 12 lines for envs that ask to be replaced
+    "dqn": {"files": 14, "functions": 82, "lines": 897},
     "sac": {"files": 12, "functions": 60, "lines": 680},  # as for dqn
 }
 
@@ -126,8 +127,9 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 # the look at the env. training: all files of the command, without algorithms; lines: of these files, up to a round 50.
 # 100 of them build, store and load hindsight and earlier rollouts; 50 tell why a worker of SubprocVecEnv ended, and
 # make paths absolute; 100 show how old transitions were, let envs go on during
-# updates, and let envs rest in an evaluation; 20 ask whether actors of a cluster collect.
-COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 138}, "training": {"files": 73, "lines": 18_650}}
+# updates, and let envs rest in an evaluation; 20 ask whether actors of a cluster collect; 110 and a file replace envs
+# that ask for it; 50 end updates above a total variation, and copy a run to another place.
+COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 138}, "training": {"files": 74, "lines": 18_850}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:

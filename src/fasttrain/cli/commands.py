@@ -40,7 +40,7 @@ MODULES = {
 }
 # Commands that parse their own arguments and compose no configuration. "": an integration has the code.
 PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch",
-         "plan-cluster": "fasttrain.studies.plan_cluster", "zoo": ""}  # fmt: skip
+         "plan-cluster": "fasttrain.report.plan_cluster", "zoo": ""}  # fmt: skip
 COMMANDS = (*MODULES, *PLAIN)
 # Short word → the command, and the setting that the word adds.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
