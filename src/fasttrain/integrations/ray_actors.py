@@ -60,7 +60,7 @@ class ActorVecEnv(SlotVecEnv):
     actor: Any = Actor
 
     def __init__(self, config: Config, num_envs: int) -> None:
-        if config.vec_env not in ("dummy", "native", "shared"):
+        if config.vec_env not in ("dummy", "native", "shared", "daemons"):
             raise ConfigError(f"cluster=ray with vec_env={config.vec_env}: use vec_env=dummy, shared or native")
         self.config, self.actors = config, list[Any]()
         self.sizes = [len(part) for part in np.array_split(np.arange(num_envs), config.cluster.actors)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from fasttrain.batch import BoolArray, Float32Array, each_array
 from fasttrain.envs.masks import mask_width
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import EmptyMasks
+from fasttrain.vec.replacing import FAILED
 
 # Attributes of a `RolloutStorage` that the learner gets, and the axis of the envs in their arrays.
 STORED = {"observations": 1, "actions": 1, "values": 1, "log_probs": 1, "masks": 1, "states": 2}
@@ -120,7 +123,8 @@ class Actor:
         sys.path += [place for place in self.places if place not in sys.path and os.path.isdir(place)]
         torch.set_num_threads(1)
         self.recorder = Recorder()
-        self.env = build_vec_env(config, config.num_envs, seed)
+        logs = Path(tempfile.mkdtemp(prefix="fasttrain_actor_")) if config.vec_env == "daemons" else None
+        self.env = build_vec_env(config, config.num_envs, seed, folder=logs)
         game: Any = getattr(self.env.unwrapped, "game", None)
         if hasattr(game, "max_threads"):
             game.max_threads = 1
@@ -165,6 +169,8 @@ class Actor:
 
         times, before = env_times(self.env, self.config, 0, False), self.seen
         causes, empty = dict(times.causes), self.model.collector.empty_masks.count
+        if times.restarts and not causes:  # external engines do not tell causes
+            causes = {FAILED: times.restarts}
         self.seen = News(causes, times.lost_steps, empty, [*self.warnings])
         new = {cause: more for cause in causes if (more := causes[cause] - before.replaced.get(cause, 0))}
         return News(new, times.lost_steps - before.lost_steps, empty - before.empty_masks, self.seen.warnings)

@@ -56,7 +56,7 @@ def check_cluster(config: Any) -> None:
         "schedule=first_ready": (config.schedule == "first_ready", "actors step their envs in lockstep"),
         "algo.her": (getattr(algo, "her", "off") != "off", "the envs compute the rewards of other goals"),
         "algo.use_sde": (bool(getattr(algo, "use_sde", False)), "the noise is that of one process"),
-        f"env.backend={env.backend}": (env.backend != "gymnasium", "its envs belong to one process"),
+        f"env.backend={env.backend}": (env.backend not in ("gymnasium", "daemons"), "its envs belong to one process"),
     }
     for key, (is_set, why) in refused.items():
         if is_set:
