@@ -99,7 +99,7 @@ class Actor:
             game.max_threads = 1
         self.model = cast(Any, build_algorithm(config, self.env, PhaseClock()))
         set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
-        self.model.collector.lends_observations = False
+        self.env, self.model.collector.lends_observations = self.model.env, False  # images are transposed in this env
         self.model.collector.empty_masks.raises = config.env.on_empty_mask == "raise"
         self._use_engine(self.model.engine.settings, config.fused_update == "on")
 
