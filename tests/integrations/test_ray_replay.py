@@ -56,6 +56,21 @@ class Masked(gymnasium.Env[Any, Any]):
         return self.seen(int(action)), float(action), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
 
 
+class Picture(gymnasium.Env[Any, Any]):
+    """The last axis of the image has the channels. All its numbers are the steps of the episode."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (40, 48, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return np.full((40, 48, 3), self.steps, np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full((40, 48, 3), self.steps, np.uint8), 0.0, self.steps >= 7, False, {}
+
+
 class Kept(DQN):
     """Keeps the last model."""
 
@@ -139,3 +154,12 @@ def test_sac_updates_as_often_as_in_one_process(fasttrain: RunCommand):
         assert len(done.episodes()) == 3
     one, other = (done.json("summary.json")["perf"]["updates"] for done in (alone, together))
     assert one == other == 400
+
+
+def test_images_are_transposed_as_in_one_process(fasttrain: RunCommand):
+    typed = [each.replace(":Masked", ":Picture") for each in MASKED]
+    fasttrain(*typed, "total_timesteps=150", "eval.episodes=1").ok()
+    drawn = MODELS[0].replay_buffer.sample(64)
+    assert MODELS[0]._last_obs.shape == (5, 3, 40, 48)
+    assert drawn.observations.shape == (64, 3, 40, 48)
+    assert (drawn.next_observations == drawn.observations[:, :1, :1, :1] + 1).all()

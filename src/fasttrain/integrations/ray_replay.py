@@ -25,6 +25,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.integrations.ray_actors import ActorVecEnv
 from fasttrain.integrations.ray_collector import Actor, News
 from fasttrain.integrations.ray_requests import MOST, Answer, Requests
+from fasttrain.saving.env_state import lifted
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import copy_observations
 
@@ -54,6 +55,16 @@ class ReplayActor(Actor):
         algo = dataclasses.replace(config.algo, **small)
         super().__init__(dataclasses.replace(config, algo=algo, prefetch="off"), seed, places)
 
+    def spaces(self) -> tuple[Any, Any, int]:
+        """As of `Actor`; images are transposed here, not by the learner."""
+        _, actions, width = super().spaces()
+        return self.model.env.observation_space, actions, width
+
+    def reset(self, seed: int | None) -> Any:
+        first = lifted(self.model.env, [*range(self.env.num_envs)], super().reset(seed)).observations
+        self.model._last_obs = first
+        return first
+
     def act(self, weights: Any, settings: Any, steps: int, begun: int, total: int, each: int) -> Steps:
         """Make `steps` vector steps with these weights.
 
@@ -64,7 +75,7 @@ class ReplayActor(Actor):
             each: env steps of the training in a vector step.
         """
         began, model = time.perf_counter(), self.model
-        source = model.collector.source_of(self.env)
+        source = model.collector.source_of(model.env)
         if model.engine.settings != settings:
             self._use_engine(settings, settings.kind == "kernels")
         acting(model.policy).load_state_dict(weights)
