@@ -15,10 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
@@ -66,6 +68,7 @@ class ActorVecEnv(SlotVecEnv):
         self.sizes = [len(part) for part in np.array_split(np.arange(num_envs), config.cluster.actors)]
         self.firsts = np.cumsum([0, *self.sizes[:-1]]).tolist()
         self.longest_s, self.lost_steps = 0.0, 0
+        self.places = dict[int, tuple[str, int]]()  # machine and process of each actor
         self.replacements = Replacements(max(10, 2 * len(self.sizes)))  # all actors of a machine may be lost at once
         self.ray = connected(config)
         try:
@@ -137,14 +140,20 @@ class ActorVecEnv(SlotVecEnv):
             raise EnvError(f"{too_many}; the last: {told}")
         tell(f"fasttrain: warning: {told}; its part of the rollout is lost, and a new actor continues")
         self.ray.kill(self.actors[number])
+        host, pid = self.places.pop(number, ("", 0))
+        if lost.cause == NO_ANSWER and host == socket.gethostname():  # if Ray does not reach it, it would keep its core
+            with suppress(psutil.Error):
+                if (process := psutil.Process(pid)).name().startswith("ray::"):
+                    process.kill()
         self.actors[number] = self._start(number)
 
     def reset(self) -> VecEnvObs:
         asks = [_resetting(self._seeds[first]) for first in self.firsts]
         asked = [ask(actor) for ask, actor in zip(asks, self.actors, strict=True)]
         parts = [self._answer(number, ask, asked[number]) for number, ask in enumerate(asks)]
+        self.places = {number: place for number, (_, place) in enumerate(parts)}
         self._reset_seeds()
-        observations: VecEnvObs = _joined(parts, 0)
+        observations: VecEnvObs = _joined([first for first, _ in parts], 0)
         return observations
 
     def fill(self, model: Any, engine: Any, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback) -> bool:
@@ -234,7 +243,8 @@ class ActorVecEnv(SlotVecEnv):
         """Replace an actor that was lost with `steps` vector steps. Returns the first observations of the new envs."""
         self.lost_steps += steps * self.sizes[number]
         self._renew(number, lost)
-        return self._answer(number, _resetting(None))
+        first, self.places[number] = self._answer(number, _resetting(None))
+        return first
 
     def _replaced(self, number: int, lost: Lost, rollout: RolloutStorage, model: Any) -> Part:
         """Replace a lost actor. Returns a part without transitions, with the first observations of the new envs."""

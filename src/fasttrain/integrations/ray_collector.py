@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -151,8 +152,12 @@ class Actor:
         masked, base = self.model.collector.source_of(self.model.env).masked, self.env.unwrapped
         return base.observation_space, base.action_space, mask_width(base.action_space) if masked else 0
 
-    def reset(self, seed: int | None) -> Any:
-        """Begin new episodes in all envs; returns their observations. `seed`: of the first env, if it is not None."""
+    def reset(self, seed: int | None) -> tuple[Any, tuple[str, int]]:
+        """Begin new episodes in all envs. Returns their observations, and the name of this machine and process.
+
+        Args:
+            seed: of the first env; None: the envs go on with their random numbers.
+        """
         if self.model is None:
             self._build()
         base, model = self.env.unwrapped, self.model
@@ -162,7 +167,7 @@ class Actor:
         model._last_episode_starts = np.ones(base.num_envs, np.bool_)
         model._setup_learn(1, self.recorder, reset_num_timesteps=False)  # as SB3's `learn` begins
         self.recorder.init_callback(model)
-        return first
+        return first, (socket.gethostname(), os.getpid())
 
     def _news(self) -> News:
         from fasttrain.runs.envs import env_times

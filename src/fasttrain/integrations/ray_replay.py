@@ -60,10 +60,10 @@ class ReplayActor(Actor):
         _, actions, width = super().spaces()
         return self.model.env.observation_space, actions, width
 
-    def reset(self, seed: int | None) -> Any:
-        first = lifted(self.model.env, [*range(self.env.num_envs)], super().reset(seed)).observations
-        self.model._last_obs = first
-        return first
+    def reset(self, seed: int | None) -> tuple[Any, tuple[str, int]]:
+        first, place = super().reset(seed)
+        self.model._last_obs = lifted(self.model.env, [*range(self.env.num_envs)], first).observations
+        return self.model._last_obs, place
 
     def act(self, weights: Any, settings: Any, steps: int, begun: int, total: int, each: int) -> Steps:
         """Make `steps` vector steps with these weights.
