@@ -258,9 +258,9 @@ def test_weights_wait_for_room_in_the_object_store(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray_actors, "PUT_AGAIN_S", 0.0)
     env = object.__new__(ray_actors.ActorVecEnv)
     env.ray = SimpleNamespace(put=put, exceptions=ray.exceptions)
-    assert env._shared("weights") == "weights"
+    assert env.shared("weights") == "weights"
     with pytest.raises(EnvError, match="object store is full: give it more memory"):
-        env._shared("weights")
+        env.shared("weights")
     assert answers == []
 
 
