@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import RunCommand, configured
-from fasttrain.cli.commands import COMMANDS, PLAIN, as_population, prepare
+from fasttrain.cli.commands import COMMANDS, PLAIN, prepare, spelt_out
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.precedence import split_options
 
@@ -138,7 +138,7 @@ def test_every_command_composes(monkeypatch: pytest.MonkeyPatch):
         if word in PLAIN or there or "…" in text or "--config" in typed:
             continue
         options, typed = split_options(typed)
-        command, typed = as_population("compare" if word == "ablate" else word or "train", typed)
+        command, typed = spelt_out("compare" if word == "ablate" else word or "train", typed)
         arguments = prepare(command, options, typed)[1]
         configured(*(argument for argument in arguments if not argument.startswith("hydra.")))
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 import torch
 from stable_baselines3.common.save_util import load_from_zip_file
 
+import pig_games
 from conftest import RunCommand
 
 SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=4", "torch_threads=1")
@@ -117,3 +119,14 @@ def test_an_error_of_the_env_is_told_and_what_cannot_work_is_refused(
         "cluster.address=127.0.0.1:1: nothing answers there"
     )
     fasttrain(*CARTPOLE, "cluster=ray", "num_envs=64", "cluster.actors=64").refused("each actor uses one")
+
+
+def test_actors_play_games_of_external_engines_each_with_its_own(fasttrain: RunCommand, ray: Any):
+    typed = (*SMALL, *pig_games.overrides(), "algo=maskable_ppo", "algo.rollout_size=128", "batch_size=32",
+             "num_envs=4", "total_timesteps=384", "cluster=ray")  # fmt: skip
+    done = fasttrain(*typed).ok()
+    summary = done.json("summary.json")
+    assert summary["env_steps"] == 384
+    assert summary["episodes"] == len(done.table("episodes.csv")) > 0
+    assert {row["env"] for row in done.table("episodes.csv")} <= {"0", "1", "2", "3"}
+    assert not [each for each in psutil.process_iter(["cmdline"]) if "pig_engine.py" in str(each.info["cmdline"])]

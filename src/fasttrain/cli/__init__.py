@@ -168,7 +168,7 @@ def _dispatch(arguments: list[str]) -> int:
         typed = [*more, *typed[1:]]
     elif late := [word for word in typed if word in words]:
         raise ConfigError(f"{late[0]}: the command comes before its settings: fasttrain {late[0]} {typed[0]} …")
-    command, typed = commands.as_population(command, typed)
+    command, typed = commands.spelt_out(command, typed)
     if command in commands.PLAIN:
         return int(commands.implementation(command)(arguments))
     return _compose(command, *commands.prepare(command, options, typed))

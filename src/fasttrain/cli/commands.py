@@ -122,7 +122,7 @@ class _Options(argparse.ArgumentParser):
         raise ConfigError(f"{message}; fasttrain --help lists commands and settings")
 
 
-def as_population(command: str, typed: Sequence[str]) -> tuple[str, list[str]]:
+def spelt_out(command: str, typed: Sequence[str]) -> tuple[str, list[str]]:
     """`train population=8` → `population population.size=8`; also `cluster=ray` → `cluster.engine=ray`."""
     words = [re.sub(r"^\+*population=(?!\s*[{n])", "population.size=", text) for text in typed]
     words = [re.sub(r"^\+*cluster=(?!\s*[{n])", "cluster.engine=", text) for text in words]
