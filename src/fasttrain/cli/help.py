@@ -56,7 +56,7 @@ USAGE_END = "\n\nfasttrain --help lists profiles, algorithms, flags and topics; 
 OF_RUNS = {
     "eval": ("opponent", "eval.", "env.kwargs"),
     "play": ("opponent",),
-    "resume": ("eval.", "stop.", "checkpoint.", "video."),
+    "resume": ("eval.", "stop.", "checkpoint.", "video.", "cluster.address", "cluster.actors"),
 }
 
 

@@ -88,6 +88,10 @@ class ActorVecEnv(SlotVecEnv):
         own = dataclasses.replace(self.config, num_envs=size, device="cpu", cluster=cluster)
         if isinstance(own.workers, int):
             own = dataclasses.replace(own, workers=max(1, min(size, own.workers // len(self.sizes))))
+        daemons: Any = getattr(own, "daemons", None)
+        if isinstance(engines := getattr(daemons, "count", None), int):
+            share: Any = {"daemons": dataclasses.replace(daemons, count=max(1, min(size, engines // len(self.sizes))))}
+            own = dataclasses.replace(own, **share)
         remote = self.ray.remote(num_cpus=1, max_restarts=0)(self.actor)
         return remote.remote(own, seed % 2**31, [os.getcwd(), *filter(None, sys.path)])
 

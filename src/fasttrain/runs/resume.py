@@ -31,7 +31,9 @@ from fasttrain.spec.removed import REMOVED
 from fasttrain.spec.setting import declared
 from fasttrain.terminal import one_line
 
-MAY_CHANGE = tuple(one.name for one in dataclasses.fields(Config) if declared(one).may_change)
+MAY_CHANGE = (
+    *(one.name for one in dataclasses.fields(Config) if declared(one).may_change), "cluster.address", "cluster.actors",
+)  # fmt: skip
 MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint", "video")
 
 Point = tuple[Path, Mapping[str, Any], Mapping[str, NDArray[Any]]]  # a checkpoint: its folder, state and arrays
