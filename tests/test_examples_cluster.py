@@ -66,7 +66,7 @@ def test_slurm_starts_ray_on_all_nodes_and_one_training_on_the_first(called: Any
     script = (RECIPES / "slurm.sh").read_text(encoding="utf-8")
     code, lines = called(script, "+profile=speed", "num_envs=512", CODE="4", **NODES)
     assert code == 4
-    assert lines.count("ray start --head --port=20041 --num-cpus=8 --block") == 1
+    assert lines.count("ray start --head --node-ip-address=node1 --port=20041 --num-cpus=8") == 1
     assert lines.count("ray start --address=node1:20041 --num-cpus=8 --block") == 1  # one srun for two nodes
     assert any(line.startswith("srun --nodes=2 --ntasks=2 --exclude=node1 ray start") for line in lines)
     (training,) = [line for line in lines if line.startswith("fasttrain ")]

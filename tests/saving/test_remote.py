@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from conftest import RunCommand
+from fasttrain.cli import main
 from fasttrain.errors import ConfigError
-from fasttrain.saving.checkpoints import problem_of
+from fasttrain.saving.checkpoints import CheckpointFolder, problem_of
 from fasttrain.saving.remote import CopyError, RemoteFolder, fetch
 from resume_cases import assert_equal
 
@@ -41,13 +43,23 @@ def test_a_run_goes_on_from_its_copy_and_is_the_same_run(fasttrain: RunCommand, 
     assert files(place) == files(done.folder) - {".lock"}
     assert all(problem_of(path) == "" for path in (place / "checkpoints").iterdir())
     assert "nothing is left to do" in fasttrain(*typed, "on_existing=resume").ok().out
+    fasttrain(*typed, "total_timesteps=512", "on_existing=overwrite").ok()
+    assert {path.name for path in (place / "checkpoints").iterdir()} == {f"step_{step:012d}" for step in (256, 512)}
+
+
+def test_a_run_that_was_made_longer_and_then_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "run" / "plan.json"
+    typed = ("train", *SMALL, f"hydra.run.dir={file.parent}", "live=off", "on_existing=resume")
+    assert main([*typed, "total_timesteps=512"]) == 0
+    plan = json.loads(file.read_text())
+    plan["config"]["total_timesteps"] = 768  # as a resume writes it; its summary.json comes at the end
+    file.write_text(json.dumps(plan))
+    assert main([*typed, "total_timesteps=768"]) == 0
+    assert "going on from step_000000000512: 512 of 768 steps" in capsys.readouterr().out
 
 
 def checkpoint(folder: Path, step: int, text: str = "x") -> None:
-    path = folder / "checkpoints" / f"step_{step:012d}"
-    path.mkdir(parents=True, exist_ok=True)
-    for name in ("arrays.npz", "manifest.json"):
-        (path / name).write_text(text)
+    CheckpointFolder(folder / "checkpoints").publish(step, {"arrays.npz": text.encode()})
 
 
 def test_old_checkpoints_go_and_only_a_later_one_is_fetched(tmp_path: Path):
@@ -69,7 +81,17 @@ def test_old_checkpoints_go_and_only_a_later_one_is_fetched(tmp_path: Path):
     assert not remote.fetch_newer(other)
     (other / "checkpoints" / "step_000000000003" / "manifest.json").unlink()  # it was not fetched whole
     assert remote.fetch_newer(other)
-    assert (other / "checkpoints" / "step_000000000003" / "manifest.json").read_text() == "another text"
+    assert (other / "checkpoints" / "step_000000000003" / "arrays.npz").read_text() == "another text"
+    for folder, began in ((here, "today"), (other, "yesterday")):
+        (folder / "plan.json").write_text(json.dumps({"provenance": {"began": began}}))
+    remote.store(here)
+    with pytest.raises(CopyError, match="another run was copied there; use another place"):
+        RemoteFolder(str(there)).store(other)
+    with pytest.raises(ConfigError, match="holds another run than"):
+        remote.fetch_newer(other)
+    assert remote.has_run()
+    remote.clear()
+    assert files(there) == set()
 
 
 def test_a_place_that_fails(fasttrain: RunCommand, tmp_path: Path):
@@ -109,9 +131,11 @@ def test_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         remote.store(tmp_path / "run")
         assert "copied from s3://runs/mine" in fetch(tmp_path / "back", "s3://runs/mine", "resume")
         assert files(tmp_path / "back") == files(tmp_path / "run")
+        (tmp_path / "run" / "plan.json").write_text(json.dumps({"provenance": {"began": "today"}}))
+        remote.store(tmp_path / "run")
         with pytest.raises(ConfigError, match="holds a run"):
             fetch(tmp_path / "new", "s3://runs/mine", "refuse")
-        fetch(tmp_path / "new", "s3://runs/mine", "overwrite")
+        remote.clear()
         assert not remote.has_run()
     finally:
         server.stop()

@@ -362,7 +362,8 @@ def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, 
         )
     if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):
         return f"{where} holds this run, finished after {summary['env_steps']:,} steps: nothing is left to do"
-    if summary.get("status") == "done" and "total_timesteps" not in different:
+    longer = summary.get("stopped_by") == "horizon"  # and total_timesteps was raised by a resume that was killed
+    if summary.get("status") == "done" and "total_timesteps" not in different and not longer:
         return f"{where} holds this run, finished (by {summary.get('stopped_by')}): nothing is left to do"
     if CheckpointFolder(where / "checkpoints").newest().folder is None:
         if (where / "model.zip").exists():

@@ -26,6 +26,7 @@ from fasttrain.saving.files import read_json
 from fasttrain.terminal import rate_text
 
 KEYS = ("run", "games_per_hour", "cores", "price", "total_timesteps")
+OFF_POLICY = ("dqn", "sac")
 MESSAGE_S = 0.1  # an actor should work for this time per rollout
 FAR = 0.1  # a larger error of the formula is pointed out
 
@@ -49,7 +50,7 @@ class Measured(NamedTuple):
 class Formula(NamedTuple):
     """Seconds per env step: those of the learner, plus the work of one actor ÷ number of actors.
 
-    With schedule=continuous both happen at the same time, and the longer one counts.
+    With schedule=continuous, DQN and SAC both happen at the same time, and the longer one counts.
     """
 
     learner_s: float
@@ -58,7 +59,8 @@ class Formula(NamedTuple):
 
     @classmethod
     def of(cls, measured: Measured) -> Formula:
-        beside = measured.config.get("schedule") == "continuous"
+        algorithm = as_mapping(measured.config.get("algo")).get("name")
+        beside = measured.config.get("schedule") == "continuous" or algorithm in OFF_POLICY
         waited = measured.learner_s + measured.actors_s if beside else measured.actors_s
         return cls(measured.learner_s, waited * measured.actors, beside)
 
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     typed = _typed([text for text in arguments if text != "plan-cluster"])
     runs = sorted(_runs(Path(typed["run"])), key=lambda run: run.actors)
-    games, cores = float(typed["games_per_hour"]), int(typed.get("cores", usable_cores()))
+    games, cores = float(typed["games_per_hour"]), int(float(typed.get("cores", usable_cores())))
     first, console = runs[0], make_console()
     formula = Formula.of(first)
     table = FittingTable(["actors", "steps/s", "by the formula", "error", "folder"])

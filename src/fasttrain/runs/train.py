@@ -93,6 +93,10 @@ def open_run(
             plan = resolve(config, sources, tried, this_machine())
         if config.on_existing != "refuse":
             clear(folder, but="checkup.json" if config.checkup != "off" else "")
+            if config.checkpoint.copy_to is not None:
+                from fasttrain.saving.remote import RemoteFolder
+
+                RemoteFolder(config.checkpoint.copy_to).clear()
         with activity(console, "building the run"):
             scout = survey.first_worker(plan.config, env_spec(plan.config))
             run = build(plan._replace(engine_switch_at=switch_at), folder, console, scout=scout, density=facts.density)
@@ -113,6 +117,7 @@ def train_to_end(run: Parts, overrides: Sequence[str], draw: Draw) -> int:
     if (place := run.config.checkpoint.copy_to) is not None:
         with activity(run.console, f"copying the run to {place}"), run.saving.of(f"the copy at {place}"):
             cast(Any, run.checkpoints.folder).remote.store(run.folder)
+            run.checkpoints.failed *= "CopyError" not in run.checkpoints.failed  # what was not copied is there now
     check_saved(run)
     return EXIT_STOPPED if run.stop.requested else EXIT_DONE
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fasttrain.errors import ConfigError
 from fasttrain.saving.checkpoints import MANIFEST, PUBLISHED, CheckpointFolder, Writer
-from fasttrain.saving.files import LOCK
+from fasttrain.saving.files import LOCK, parse_json, read_json
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, PLAN = "checkpoints", "plan.json"
 NOT_COPIED = (LOCK, "daemons", "evaluating")  # they belong to processes of this machine
 
 
@@ -36,16 +37,20 @@ class RemoteFolder:
         try:
             self.system, root = url_to_fs(address)
             self.root = str(root).rstrip("/")
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # each file system of fsspec has its own errors
             raise ConfigError(f"checkpoint.copy_to={address}: {error}") from error
         self._known: dict[str, tuple[int, int]] = {}  # name → size and time of the file that was copied last
+        self._is_ours = False  # whether the place was found to hold this run, or none
 
     def store(self, folder: Path) -> None:
         """Copy the files that were changed since the last call, and remove old checkpoints there.
 
         Raises:
-            CopyError: the place cannot be reached or written.
+            CopyError: the place cannot be reached or written, or another run was copied there.
         """
+        if not self._is_ours and self.is_another(folder):
+            raise CopyError(f"its copy at {self.address}: another run was copied there; use another place")
+        self._is_ours = True
         names = _names(folder)
         manifests = [name for name in names if _is_checkpoint(name) and name.endswith(MANIFEST)]
         try:
@@ -74,10 +79,11 @@ class RemoteFolder:
         Raises:
             ConfigError: the place cannot be read, or has names that lead out of the folder.
         """
-        here = {path.name for path in CheckpointFolder(folder / CHECKPOINTS).all() if (path / MANIFEST).exists()}
+        if self.is_another(folder):
+            raise ConfigError(f"checkpoint.copy_to={self.address} holds another run than {folder}: use another place")
+        newest = CheckpointFolder(folder / CHECKPOINTS).newest().folder
         try:
-            there = self._steps()
-            if max(there, default="") <= max(here, default=""):
+            if max(self._steps(), default="") <= ("" if newest is None else newest.name):
                 return False
             for path in sorted(self.system.find(self.root), key=lambda path: path.endswith(MANIFEST)):
                 name = PurePosixPath(path).relative_to(self.root)
@@ -89,10 +95,22 @@ class RemoteFolder:
             raise self._unreadable(error) from error
         return True
 
+    def is_another(self, folder: Path) -> bool:
+        """Whether another run than that of `folder` was copied there. Raises ConfigError: it cannot be read."""
+        here, there = read_json(folder / PLAN).get("provenance"), self._plan().get("provenance")
+        return None not in (here, there) and here != there
+
     def has_run(self) -> bool:
         """Whether a run was copied there. Raises ConfigError: the place cannot be read."""
+        return bool(self._plan())
+
+    def _plan(self) -> dict[str, Any]:
+        """The plan.json of the run there; empty if there is none."""
         try:
-            return bool(self._steps())
+            self.system.invalidate_cache()
+            if not self.system.exists(self._at(PLAN)):
+                return {}
+            return dict(parse_json(self.system.cat_file(self._at(PLAN)), self._at(PLAN)))
         except Exception as error:
             raise self._unreadable(error) from error
 
@@ -100,9 +118,13 @@ class RemoteFolder:
         return ConfigError(f"checkpoint.copy_to={self.address} cannot be read: {type(error).__name__}: {error}")
 
     def clear(self) -> None:
-        """Remove the checkpoints there."""
-        if self.system.exists(self._at(CHECKPOINTS)):
-            self.system.rm(self._at(CHECKPOINTS), recursive=True)
+        """Remove what a later run would continue from. Raises ConfigError: the place cannot be written."""
+        try:
+            for name in (PLAN, "summary.json", CHECKPOINTS):
+                if self.system.exists(self._at(name)):
+                    self.system.rm(self._at(name), recursive=name == CHECKPOINTS)
+        except Exception as error:
+            raise self._unreadable(error) from error
 
     def _at(self, name: str) -> str:
         return self.root if name == "." else f"{self.root}/{name}"
@@ -161,11 +183,9 @@ def fetch(folder: Path, address: str, way: str) -> str:
         raise ConfigError(f"checkpoint.copy_to={address} lies in the run's own folder: name another place")
     if way == "resume":
         return f"the run was copied from {address}\n" if remote.fetch_newer(folder) else ""
-    if remote.has_run():
-        if way == "refuse":
-            raise ConfigError(
-                f"checkpoint.copy_to={address} holds a run: use another place, on_existing=resume continues it, "
-                "on_existing=overwrite starts it again"
-            )
-        remote.clear()
+    if way == "refuse" and remote.has_run():
+        raise ConfigError(
+            f"checkpoint.copy_to={address} holds a run: use another place, on_existing=resume continues it, "
+            "on_existing=overwrite starts it again"
+        )
     return ""
