@@ -62,7 +62,7 @@ def test_a_run_whose_envs_step_during_updates_goes_on(
     lag = done.json("summary.json")["perf"]["lag"]
     assert 0 < lag["mean"] <= 1
     assert lag["largest"] <= 2
-    assert done.json("summary.json")["env_steps"] in range(1024, 1024 + 16)  # and the steps that have begun
+    assert 1024 <= done.json("summary.json")["env_steps"] <= 1024 + 8  # each env may finish a step that has begun
     resumed = fasttrain("resume", f"run={done.folder}", "total_timesteps=1536").ok()
     assert "going on from step_" in resumed.out
     assert json.loads((done.folder / "summary.json").read_text())["env_steps"] in range(1536, 1536 + 256 + 8)

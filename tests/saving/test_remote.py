@@ -85,7 +85,7 @@ def test_old_checkpoints_go_and_only_a_later_one_is_fetched(tmp_path: Path):
     for folder, began in ((here, "today"), (other, "yesterday")):
         (folder / "plan.json").write_text(json.dumps({"provenance": {"began": began}}))
     remote.store(here)
-    with pytest.raises(CopyError, match="another run was copied there; use another place"):
+    with pytest.raises(CopyError, match="ValueError: another run was copied there; use another place"):
         RemoteFolder(str(there)).store(other)
     with pytest.raises(ConfigError, match="holds another run than"):
         remote.fetch_newer(other)

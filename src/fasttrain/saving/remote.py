@@ -48,12 +48,12 @@ class RemoteFolder:
         Raises:
             CopyError: the place cannot be reached or written, or another run was copied there.
         """
-        if not self._is_ours and self.is_another(folder):
-            raise CopyError(f"its copy at {self.address}: another run was copied there; use another place")
-        self._is_ours = True
         names = _names(folder)
         manifests = [name for name in names if _is_checkpoint(name) and name.endswith(MANIFEST)]
         try:
+            if not self._is_ours and self.is_another(folder):
+                raise ValueError("another run was copied there; use another place")
+            self._is_ours = True
             for name in [*(name for name in names if name not in manifests), *manifests]:
                 self._put(folder, name)
             for step in self._steps() - {Path(name).parts[1] for name in manifests}:
