@@ -74,6 +74,49 @@ def test_it_steps_as_stock_and_its_notes_lead_a_fresh_env_there(monkeypatch: pyt
             assert mine[1:4] == his[1:4]
 
 
+class Telling(gymnasium.Env[Any, Any]):
+    """It writes each observation and each info into the same array and list, as envs may."""
+
+    observation_space = spaces.Box(-9.0, 9.0, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.seen, self.said, self.steps = np.zeros(2, np.float64), [0], 0
+        return self.seen, {"said": self.said}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, bool, dict[str, Any]]:
+        self.steps += 1
+        self.seen += self.np_random.random(2) / 3
+        self.said[0] = int(action)
+        told: dict[str, Any] = {"said": self.said} if action else {"step": self.steps, "share": np.float32(action)}
+        return self.seen, np.float64(self.seen[0]), np.bool_(self.steps == 7), self.steps == 5 and action == 2, told
+
+
+def test_all_it_returns_is_what_stock_returns_and_no_later_step_changes_it():
+    mine, theirs = ActionLogVecEnv([lambda: Retrace(Monitor(Telling()))] * 3), DummyVecEnv([Telling] * 3)
+    for envs in (mine, theirs):
+        envs.seed(5)
+    answers: list[list[Any]] = [[mine.reset()], [theirs.reset()]]
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        actions = rng.integers(0, 3, 3)
+        for answer, envs in zip(answers, (mine, theirs), strict=True):
+            answer += list(envs.step(actions))
+    for here, there in zip(*answers, strict=True):
+        if isinstance(there, list):
+            for told, expected in zip(here, there, strict=True):
+                told.pop("episode", None)  # Monitor's
+                assert told.keys() == expected.keys()
+                for key, value in expected.items():
+                    assert type(told[key]) is type(value)
+                    assert np.array_equal(told[key], value)
+        else:
+            assert here.dtype == there.dtype
+            assert np.array_equal(here, there)
+    assert any("terminal_observation" in info for part in answers[1] if isinstance(part, list) for info in part)
+
+
 def test_envs_that_were_retraced_are_noted_from_there():
     first, second = ActionLogVecEnv([build] * 2), ActionLogVecEnv([build] * 2)
     played(first, 5)

@@ -350,15 +350,14 @@ class RolloutStorage:
 
 
 def _fill(stored: Tensor, step: int, values: Tensor) -> None:
-    """stored[step] = values. On the CPU by numpy, in 1.3 µs instead of 6 µs by torch."""
-    if stored.device.type != "cpu":
+    """stored[step] = values. On the CPU by numpy, which takes half of torch's time between the steps of Python envs."""
+    if not stored.is_cpu:
         row = stored[step]
         row.copy_(values.reshape(row.shape))
-        return
-    if values.data_ptr() == stored.data_ptr() + step * stored.stride(0) * stored.element_size():
-        return  # the env has already written here, through `place_observations` or `place_masks`
-    place = stored.numpy()[step]
-    place[...] = values.detach().cpu().numpy().reshape(place.shape)
+    elif values.data_ptr() != stored.data_ptr() + step * stored.stride(0) * stored.element_size():
+        place, given = stored.numpy()[step], values.numpy(force=True)
+        place[...] = given if given.shape == place.shape else given.reshape(place.shape)
+    # else the env has already written here, through `place_observations` or `place_masks`
 
 
 def _scatter(stored: Tensor, steps: Int64Array, envs: Int64Array, values: Tensor) -> None:
