@@ -1,8 +1,9 @@
-"""python -m benchmarks list | run WORK… | guard --against REV | report FILE
+"""python -m benchmarks list | run WORK… | guard --against REV | report FILE | account [JOB…]
 
 run: WORK is a name, the beginning of several (`ppo`), or `all`. Results are appended to a file, a JSON line a work.
 guard: two revisions of fasttrain in turn; exit code 1 where the first is slower beyond doubt.
 report: a file of results as a page, benchmarks/reports/DATE-NAME.md.
+account: what trainings must cost on this machine and what they cost, as a page.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import guard, machine, report, runner, work
+from benchmarks import account, guard, machine, report, runner, work
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--repeats", type=int, default=5)
         command.add_argument("--json", type=Path, help="file of results (default: outputs/benchmarks/DATE.jsonl)")
     commands.add_parser("report", help="a page of results").add_argument("file", type=Path)
+    jobs = commands.add_parser("account", help="needed and spent time of trainings, as a page")
+    jobs.add_argument("jobs", nargs="*", metavar="JOB")
     one = commands.add_parser("one")  # a measurement in this process; `run` starts it
     for name in ("work", "measurement", "turn"):
         one.add_argument(name)
@@ -51,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps({"skipped": "this checkout has no such measurement"}))
         else:
             print(json.dumps(measurement(int(options.turn)) if chosen.seeded else measurement()))
+    elif options.command == "account":
+        if unknown := [job for job in options.jobs if job not in account.JOBS]:
+            raise SystemExit(f"no job {unknown[0]}; there are {', '.join(account.JOBS)}")
+        print(account.write(options.jobs, lambda line: print(line, flush=True)))
     elif options.command == "report":
         print(report.write(options.file))
     else:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 pytest.importorskip("benchmarks", reason="a source archive has none")
 
 from benchmarks import __main__ as program  # noqa: E402
-from benchmarks import guard, machine, peers, report, runner, trainings, work  # noqa: E402
+from benchmarks import account, guard, machine, peers, report, runner, trainings, work  # noqa: E402
 from benchmarks.runner import Side  # noqa: E402
 from benchmarks.work import OURS, Work  # noqa: E402
 from conftest import configured  # noqa: E402
@@ -50,6 +50,24 @@ def test_every_work_is_described_and_the_targets_are_measured() -> None:
     }  # fmt: skip
     with pytest.raises(SystemExit, match="no work nothing"):
         work.chosen(["nothing"])
+
+
+def test_the_account_counts_each_layer_and_each_phase_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch import nn
+
+    monkeypatch.setattr(account, "best_of", lambda call: call() is None or 6.0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4 * 4, 5))
+    layers = account.layers_of(net, torch.zeros(2, 3, 6, 6))
+    assert [(layer.multiplications, layer.row_s, layer.first) for layer in layers] == [
+        (3 * 3 * 3 * 8 * 4 * 4, 3.0, True), (8 * 4 * 4 * 5, 3.0, False),
+    ]  # fmt: skip
+    assert account.training_passes(layers) == 3.0 * 2 + 3.0 * 3
+    took = account.parts_of({"env_step_ms": 1.0, "train_ms": 2.0, "optim_ms": 0.5, "log_ms": 0.5})
+    assert took == {"env": 1.0, "policy": 0.0, "update": 2.5, "storage": 0.0, "rest": 0.5}
+    page = account.section("toy", ("a=1",), {**dict.fromkeys(account.PARTS, 0.0), "env": 1.0}, took)
+    assert "| update | 0.00 | 2.50 | +2.50 | +62% |" in page
+    assert page[-2] == "250,000 steps/s, 25% of what the machine allows."
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class Peer:
 # torch (4.8 GB with CUDA): no binary of TorchRL loads with that of constraints.txt, and without it there is no PER.
 PEERS = {
     "lean loop": Peer("ppo_lean.py"),
+    "lean loop, EnvPool": Peer("ppo_lean.py", ("envpool==1.2.5", "torch", "gymnasium", "numpy")),
     "SBX": Peer("ppo_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2", "box2d==2.3.10", "pygame-ce==2.5.8")),
     "Tianshou": Peer("ppo_tianshou.py", ("tianshou==2.0.1",)),
     "TorchRL": Peer("ppo_torchrl.py", ("torchrl==0.14.1", "gymnasium", "torch")),

@@ -1,4 +1,7 @@
-"""PPO as one lean loop of PyTorch and Gymnasium, in the manner of CleanRL: what overhead-free Python can do."""
+"""PPO as one lean loop of PyTorch and Gymnasium, in the manner of CleanRL: what overhead-free Python can do.
+
+With `backend: envpool` the envs are EnvPool's. The step after an episode's end only resets, and counts as a transition.
+"""
 
 import json
 import sys
@@ -26,8 +29,15 @@ def main(work):
     num_envs, num_steps, batch_size = work["num_envs"], work["num_steps"], work["batch_size"]
     torch.set_num_threads(1)  # the nets are small: more threads cost more than they bring
     torch.manual_seed(0)
-    envs = [gym.make("CartPole-v1") for _ in range(num_envs)]
-    obs = np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)]).astype(np.float32)
+    pool = None
+    if work.get("backend") == "envpool":
+        import envpool
+
+        pool = envpool.make("CartPole-v1", "gymnasium", num_envs=num_envs, seed=0, num_threads=work["pool_threads"])
+        obs = pool.reset()[0].astype(np.float32)
+    else:
+        envs = [gym.make("CartPole-v1") for _ in range(num_envs)]
+        obs = np.stack([env.reset(seed=i)[0] for i, env in enumerate(envs)]).astype(np.float32)
     actor, critic = mlp(2, 0.01), mlp(1, 1.0)
     parameters = [*actor.parameters(), *critic.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=work["learning_rate"], eps=1e-5, fused=True)
@@ -46,6 +56,13 @@ def main(work):
                 action = torch.multinomial(logprobs.exp(), 1)
                 b_obs[t], b_actions[t], b_values[t] = x, action[:, 0], value[:, 0]
                 b_logprobs[t] = logprobs.gather(1, action)[:, 0]
+                if pool is not None:
+                    obs, b_rewards[t], terminated, truncated, _ = pool.step(action[:, 0].numpy())
+                    b_ends[t] = ends = terminated | truncated
+                    running += b_rewards[t]
+                    returns.extend(running[ends])
+                    running[ends] = 0.0
+                    continue
                 obs = np.empty_like(obs)
                 for i, (env, a) in enumerate(zip(envs, action[:, 0].tolist(), strict=True)):
                     o, reward, terminated, truncated, _ = env.step(a)
