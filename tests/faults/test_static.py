@@ -16,9 +16,9 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"  # of all packages; files o
 ALLOWED = {
     ("runs/models.py", ".load of a model"): "--trust: SB3's own way, asked for by name",
     ("runs/envs.py", "VecNormalize.load"): "--trust: SB3's own way, asked for by name",
-    ("vec/worker.py", "pickle.loads"): "from the trainer, over a pipe that the worker inherited",
-    ("vec/worker.py", "cloudpickle.loads"): "from the trainer, over a pipe that the worker inherited",
-    ("vec/process.py", "pickle.loads"): "from a worker of ours, over its pipe",
+    ("fasttrain_vec/worker.py", "pickle.loads"): "from the trainer, over a pipe that the worker inherited",
+    ("fasttrain_vec/worker.py", "cloudpickle.loads"): "from the trainer, over a pipe that the worker inherited",
+    ("fasttrain_vec/process.py", "pickle.loads"): "from a worker of ours, over its pipe",
     ("vec/shared.py", "pickle.loads"): "from a worker of ours, over its pipe",
     ("fasttrain_engines/games_worker.py", "pickle.loads"): "between trainer and worker, over a pipe that it inherited",
     ("kernel_cache.py", "pickle.loads"): "machine code of ours, in a folder that is the user's (SECURITY.md)",

@@ -20,12 +20,12 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import FinishedEpisode, Int64Array, Slots, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
-from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
 from fasttrain.vec.groups import WorkerGroups
-from fasttrain.vec.process import Scout, WorkerTraceback
-from fasttrain.vec.replacing import Replacements
-from fasttrain.vec.worker_envs import Failure, Record
-from fasttrain.vec.worker_memory import BOOL, BUSY_NS, FLOAT, INT, OPPONENTS_NS, STEP_NS
+from fasttrain_vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
+from fasttrain_vec.process import Scout, WorkerTraceback
+from fasttrain_vec.replacing import Replacements
+from fasttrain_vec.worker_envs import Failure, Record
+from fasttrain_vec.worker_memory import BOOL, BUSY_NS, FLOAT, INT, OPPONENTS_NS, STEP_NS
 
 NUMBER_TYPES: dict[int, type] = {FLOAT: float, INT: int, BOOL: bool}  # types of the values in `info_values`
 

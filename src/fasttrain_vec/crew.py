@@ -20,11 +20,11 @@ import numpy as np
 from fasttrain.batch import each_array, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
-from fasttrain.vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
-from fasttrain.vec.replacing import ALL, ASKED, FAILED, Replacements, successor_seed
-from fasttrain.vec.worker import HOLD, STEP, Ready, pack
-from fasttrain.vec.worker_envs import Failure, Packed, Record, Settings
-from fasttrain.vec.worker_memory import (
+from fasttrain_vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
+from fasttrain_vec.replacing import ALL, ASKED, FAILED, Replacements, successor_seed
+from fasttrain_vec.worker import HOLD, STEP, Ready, pack
+from fasttrain_vec.worker_envs import Failure, Packed, Record, Settings
+from fasttrain_vec.worker_memory import (
     ABSENT,
     BUFFER,
     COMMAND,
@@ -36,7 +36,7 @@ from fasttrain.vec.worker_memory import (
     SharedBlock,
     check_spaces,
 )
-from fasttrain.vec.worker_start import Bell
+from fasttrain_vec.worker_start import Bell
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]

@@ -22,8 +22,8 @@ from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import close_env
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings, failure_of
-from fasttrain.vec.worker_memory import (
+from fasttrain_vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings, failure_of
+from fasttrain_vec.worker_memory import (
     BUFFER,
     BUSY_NS,
     COMMAND,
@@ -39,7 +39,7 @@ from fasttrain.vec.worker_memory import (
     Layout,
     receive_block,
 )
-from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
+from fasttrain_vec.worker_start import Bell, Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
