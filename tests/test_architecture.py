@@ -70,6 +70,8 @@ LAYER_0_PACKAGES = {"numpy": (), "numba": NUMBA, "llvmlite": NUMBA, "psutil": ("
 WITHOUT_OWN_TEST = {
     "batch": "types; used by every test of vec and buffers",
     "vec": "public names on first use; every test of vec imports through it",
+    "fasttrain_vec": "public names on first use; tests/vec/test_vector_env.py imports them so",
+    "fasttrain_vec.calls": "tests/vec/test_shared.py and test_vector_env.py make the calls and read the infos",
     "native": "public names on first use; tests/native imports them so",
     "report.page": "what a page shows; every test of a page reads and writes one",
     "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",

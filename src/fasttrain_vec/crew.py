@@ -59,6 +59,11 @@ class CrewOptions:
     check_finite: bool
     max_restarts: int
     restart_window_s: float
+    reward_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.on_env_error not in ("raise", "restart"):
+            raise EnvSpecError(f"on_env_error={self.on_env_error!r}: expected 'raise' or 'restart'")
 
 
 class Crew:
@@ -127,6 +132,7 @@ class Crew:
             action_space=ready[0].action_space,
             mask_width=ready[0].mask_width,
             num_info_keys=len(self.options.info_keys or ()),
+            reward_dtype=self.options.reward_dtype,
         )
         self._block = SharedBlock(self.layout.size_bytes)
         self.arrays, self.control = self.layout.views(self._block.memory)

@@ -210,6 +210,11 @@ class Worker:
     def _call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int]) -> object:
         return [env.get_wrapper_attr(name)(*args, **kwargs) for env in self._envs(rows)]
 
+    def _call_value(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int]) -> object:
+        """As `call` of Gymnasium's vector envs: call the method, or read the attribute."""
+        values = [env.get_wrapper_attr(name) for env in self._envs(rows)]
+        return [value(*args, **kwargs) if callable(value) else value for value in values]
+
     def _call_get(self, name: str, rows: Sequence[int]) -> object:
         return [env.get_wrapper_attr(name) for env in self._envs(rows)]
 

@@ -19,7 +19,7 @@ ALLOWED = {
     ("fasttrain_vec/worker.py", "pickle.loads"): "from the trainer, over a pipe that the worker inherited",
     ("fasttrain_vec/worker.py", "cloudpickle.loads"): "from the trainer, over a pipe that the worker inherited",
     ("fasttrain_vec/process.py", "pickle.loads"): "from a worker of ours, over its pipe",
-    ("vec/shared.py", "pickle.loads"): "from a worker of ours, over its pipe",
+    ("fasttrain_vec/calls.py", "pickle.loads"): "from a worker of ours, over its pipe",
     ("fasttrain_engines/games_worker.py", "pickle.loads"): "between trainer and worker, over a pipe that it inherited",
     ("kernel_cache.py", "pickle.loads"): "machine code of ours, in a folder that is the user's (SECURITY.md)",
     ("kernel_cache.py", "pickle.load"): "from the trainer, over a pipe that the process inherited",
