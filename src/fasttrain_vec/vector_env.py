@@ -110,11 +110,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
         return self._crew.restarts
 
     @property
-    def np_random(self) -> Any:  # type: ignore[misc]  # read-only, as in AsyncVectorEnv
-        """The random generators of the envs, as copies."""
-        return self.get_attr("np_random")
-
-    @property
     def np_random_seed(self) -> Any:
         """The seeds of the envs' random generators."""
         return self.get_attr("np_random_seed")
