@@ -273,6 +273,7 @@ def test_calls_and_attributes(made: Made):
     [
         (lambda env: env.step([0]), ValueError, r"actions of shape \(1,\): expected \(2,\)"),
         (lambda env: env.step([0.5, 1.0]), TypeError, r"actions of float64: Discrete\(5\) needs integers"),
+        (lambda env: [env._crew.post_step(), env.step([0, 0])], RuntimeError, "interrupted the last step: call reset"),
         (lambda env: env.reset(seed=[1]), ValueError, "1 seeds for 2 envs"),
         (lambda env: env.reset(options={"reset_mask": np.ones(2, bool)}), ValueError, "resets an env when its episode"),
     ],
@@ -282,6 +283,7 @@ def test_refused(made: Made, call: Callable[[VectorEnv], Any], kind: type[Except
     env.reset(seed=0)
     with pytest.raises(kind, match=message):
         call(env)
+    env.reset()
     env.step([0, 0])
 
 
