@@ -153,7 +153,7 @@ def test_the_five_files_of_a_transition_exist():
 
 def test_messages_of_the_errors_page_are_those_of_the_program():
     page = PAGES[ROOT / "docs" / "reference" / "errors.md"]
-    texts = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src" / "fasttrain").rglob("*.py"))
+    texts = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
     plain = re.sub(r"[\"']\s*\n\s*f?[\"']", "", texts)
     fragments = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
     assert len(fragments) >= 25
