@@ -112,9 +112,9 @@ def test_settings_are_not_above_their_ceiling() -> None:
     assert len(names) <= MOST_SETTINGS, names
 
 
-# What one iteration enters of src/fasttrain and src/fasttrain_vec, without the game and compiled code. 6 lines of PPO are the traces of older
-# rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout; 3 end an update above a
-# total variation.
+# What one iteration enters of src/fasttrain and src/fasttrain_vec, without the game and compiled code. 6 lines of PPO
+# are the traces of older rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout; 3
+# end an update above a total variation.
 PATH_CEILINGS = {
     "ppo": {"files": 8, "functions": 86, "lines": 905},
     "kernels": {"files": 12, "functions": 84, "lines": 886},
