@@ -20,9 +20,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 # Packages beside `fasttrain`, which attach by entry points and which it never imports; and the folder of their tests.
 BESIDE = {"fasttrain_engines": "engines", "fasttrain_games": "games"}
+# The vectorizer, which `fasttrain` imports from `vec` on, and which works without torch, numba and SB3.
+PACKAGES = {**BESIDE, "fasttrain_vec": "vec"}
 # Prefixes of modules that a worker process loads.
 WORKERS = (
-    "fasttrain.vec.worker", "fasttrain_engines.games_worker", "fasttrain_engines.go", "fasttrain_engines.showdown",
+    "fasttrain_engines.games_worker", "fasttrain_engines.go", "fasttrain_engines.showdown",
     "fasttrain.integrations.pettingzoo",
 )  # fmt: skip
 MAX_FILE_LINES = 400
@@ -32,7 +34,7 @@ MAX_FUNCTION_LINES = 60
 LAYERS = {
     "": 0, "spec": 0, "batch": 0, "errors": 0, "intervals": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
     "terminal": 0, "threads": 0,
-    "native": 1, "envs": 1, "kernels": 1, "vec": 1, "buffers": 1, "perf": 1,
+    "native": 1, "envs": 1, "kernels": 1, "vec": 1, "fasttrain_vec": 1, "buffers": 1, "perf": 1,
     "algos": 2, "fasttrain_games": 2,
     "accelerators": 3, "saving": 3, "fasttrain_engines": 3,
     "runs": 4, "deploy": 4,
@@ -42,8 +44,12 @@ LAYERS = {
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {
-    ("vec", f"fasttrain.envs.{name}")
-    for name in ("answers", "names", "protocol", "masks", "retrace", "tasks", "user_code")
+    (room, f"fasttrain.envs.{name}")
+    for room, names in {
+        "vec": ("answers", "names", "protocol", "masks", "retrace", "tasks", "user_code"),
+        "fasttrain_vec": ("answers", "masks", "retrace", "tasks", "user_code"),
+    }.items()
+    for name in names
 }
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
 FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "native")} | {
@@ -54,6 +60,7 @@ FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other
 # What is put to use is a run's result: `deploy` knows `runs`; of it a training knows only how to film (`video.every`).
 EXCEPT = {("runs", "fasttrain.deploy.video")}
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
+COMPILERS = ("numba", "llvmlite")
 # Third-party packages of layer 0, which everything loads.
 NUMBA = ("jit", "kernel_cache", "threads")
 # (): any module
@@ -63,6 +70,8 @@ LAYER_0_PACKAGES = {"numpy": (), "numba": NUMBA, "llvmlite": NUMBA, "psutil": ("
 WITHOUT_OWN_TEST = {
     "batch": "types; used by every test of vec and buffers",
     "vec": "public names on first use; every test of vec imports through it",
+    "fasttrain_vec": "public names on first use; tests/vec/test_vector_env.py imports them so",
+    "fasttrain_vec.calls": "tests/vec/test_shared.py and test_vector_env.py make the calls and read the infos",
     "native": "public names on first use; tests/native imports them so",
     "report.page": "what a page shows; every test of a page reads and writes one",
     "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
@@ -76,7 +85,7 @@ Sources = dict[str, str]  # dotted module name → source text
 @functools.cache
 def read_sources() -> Sources:
     sources = {}
-    for path in (path for package in ("fasttrain", *BESIDE) for path in sorted((SRC / package).rglob("*.py"))):
+    for path in (path for package in ("fasttrain", *PACKAGES) for path in sorted((SRC / package).rglob("*.py"))):
         parts = path.relative_to(SRC).with_suffix("").parts
         sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
     return sources
@@ -119,7 +128,7 @@ def imports_point_down(sources: Sources) -> Iterator[str]:
         for line, name in imports_of(module, source, sources):
             if name.startswith("."):
                 yield f"{module}:{line}: relative import {name!r}; write it from fasttrain on"
-            if name.split(".")[0] not in ("fasttrain", *BESIDE):
+            if name.split(".")[0] not in ("fasttrain", *PACKAGES):
                 continue
             other = room_of(name)
             allowed = (
@@ -127,6 +136,7 @@ def imports_point_down(sources: Sources) -> Iterator[str]:
                 or (LAYERS.get(other, 9) < LAYERS[room] and other not in BESIDE)
                 or (LAYERS.get(other) == LAYERS[room] != 1 and other not in BESIDE)
                 or (room, name) in SIDEWAYS
+                or (room, other) == ("vec", "fasttrain_vec")
             )
             if not allowed or ((room, other) in FORBIDDEN_ROOMS and (room, name) not in EXCEPT):
                 yield f"{module}:{line}: imports {name} (layer {LAYERS[room]} → {LAYERS.get(other)})"
@@ -166,25 +176,26 @@ def layer_0_is_light(sources: Sources) -> Iterator[str]:
 
 def no_torch_in_workers(sources: Sources) -> Iterator[str]:
     """No file of games, engines, native, envs, vec imports torch; games, native, envs and what workers load not even
-    through others."""
+    through others, and the vectorizer not numba either."""
     for module, source in sources.items():
         room = room_of(module)
-        if room in ("native", "envs", "vec", *BESIDE):
+        if room in ("native", "envs", "vec", *PACKAGES):
             for line, name in imports_of(module, source, sources):
                 if name.split(".")[0] == "torch":
                     yield f"{module}:{line}: imports torch"
-        if room in ("native", "envs", "fasttrain_games") or module.startswith(WORKERS):
-            yield from (f"{module}: loads {name}" for name in sorted(_loads(module, sources, set())))
+        if room in ("native", "envs", "fasttrain_games", "fasttrain_vec") or module.startswith(WORKERS):
+            unwanted = (*TORCH, *COMPILERS) if room == "fasttrain_vec" else TORCH
+            yield from (f"{module}: loads {name}" for name in sorted(_loads(module, sources, set(), unwanted)))
 
 
-def _loads(module: str, sources: Sources, seen: set[str]) -> set[str]:
+def _loads(module: str, sources: Sources, seen: set[str], unwanted: tuple[str, ...]) -> set[str]:
     found: set[str] = set()
     seen.add(module)
     for line, name in imports_of(module, sources[module], sources):
-        if name.split(".")[0] in TORCH:
+        if name.split(".")[0] in unwanted:
             found.add(f"{name} ({module}:{line})")
         elif name in sources and name not in seen:
-            found |= _loads(name, sources, seen)
+            found |= _loads(name, sources, seen, unwanted)
     return found
 
 
@@ -267,7 +278,7 @@ def mirrored_by_tests(sources: Sources) -> Iterator[str]:
         package, *below = module.split(".")
         if not below or module.removeprefix("fasttrain.") in WITHOUT_OWN_TEST or not _has_logic(source):
             continue
-        below = [*BESIDE.get(package, "").split(), *below]
+        below = [*PACKAGES.get(package, "").split(), *below]
         folder, name = "/".join(below[:-1]), below[-1]
         wanted = f"{folder}/test_{name}.py".lstrip("/")
         shared = f"{below[0]}/test_{below[1]}" if len(below) > 2 else None
@@ -328,8 +339,11 @@ BITTEN: list[tuple[Rule, Sources, str]] = [
     (layer_0_is_light, {"fasttrain.batch": "import numba"}, "imports numba"),
     (no_torch_in_workers, {"fasttrain.vec.native": "from torch import nn"}, "imports torch"),
     (no_torch_in_workers, {"fasttrain.envs.a": "import stable_baselines3.common"}, "loads stable_baselines3"),
-    (no_torch_in_workers, {"fasttrain.vec.worker": "import fasttrain.b", "fasttrain.b": "import sb3_contrib"},
-     "fasttrain.vec.worker: loads sb3_contrib (fasttrain.b:1)"),
+    (no_torch_in_workers, {"fasttrain_vec.worker": "import fasttrain.b", "fasttrain.b": "import sb3_contrib"},
+     "fasttrain_vec.worker: loads sb3_contrib (fasttrain.b:1)"),
+    (no_torch_in_workers, {"fasttrain_vec.a": "import fasttrain.jit", "fasttrain.jit": "import numba"}, "loads numba"),
+    (imports_point_down, {"fasttrain.envs.a": "import fasttrain_vec.b"}, "imports fasttrain_vec.b"),
+    (imports_point_down, {"fasttrain_vec.a": "import fasttrain.vec.shared"}, "imports fasttrain.vec.shared"),
     (files_are_short, {"fasttrain.a": "x = 1\n" * 401}, "401 lines"),
     (functions_are_short, {"fasttrain.a": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
     (no_mutable_module_state, {"fasttrain.a": "seen: set[int] = set()"}, "module-level container 'seen'"),
@@ -345,6 +359,7 @@ BITTEN: list[tuple[Rule, Sources, str]] = [
 DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + "    x = 1\n" * 59
 PASSED: list[tuple[Rule, Sources]] = [
     (imports_point_down, {"fasttrain.vec.a": "import fasttrain.envs.protocol", "fasttrain.envs.protocol": ""}),
+    (imports_point_down, {"fasttrain.vec.a": "import fasttrain_vec.b", "fasttrain.runs.a": "import fasttrain_vec.b"}),
     (imports_point_down, {"fasttrain_games.a": "import fasttrain.native.b\nimport fasttrain_games.c"}),
     (imports_point_down, {"fasttrain.algos.a": "import fasttrain.perf.clock\nimport fasttrain.buffers.rollout"}),
     (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "", "fasttrain.c": "import fasttrain.b"}),
@@ -367,7 +382,7 @@ def test_rules_bite_and_let_pass() -> None:
     "modules",
     [
         "fasttrain, fasttrain.envs, fasttrain.envs.make, fasttrain.envs.checkup, fasttrain_games.skullking.env",
-        "fasttrain.vec.worker, fasttrain.runs.survey, fasttrain.integrations.pettingzoo, fasttrain_engines.backend, "
+        "fasttrain_vec.worker, fasttrain.runs.survey, fasttrain.integrations.pettingzoo, fasttrain_engines.backend, "
         "fasttrain_engines.games_worker, fasttrain_engines.go, fasttrain_engines.showdown",
         "fasttrain.cli, fasttrain.cli.commands, fasttrain.studies.sweep, fasttrain.report.index",  # these begin at once
     ],

@@ -83,9 +83,10 @@ def test_the_drop_in_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "skull_king.zip").is_file()
 
 
-def test_the_worker_example_runs_as_a_script(tmp_path: Path):
-    text = example("SharedMemoryVecEnv([")
-    small = text.replace("100_000", "64").replace('"MlpPolicy", env', '"MlpPolicy", env, n_steps=2, batch_size=64')
+@pytest.mark.parametrize("part", ["SharedMemoryVecEnv([", "import SharedMemoryVecEnv  #", "import VectorEnv"])
+def test_a_worker_example_runs_as_a_script(part: str, tmp_path: Path):
+    text = example(part).replace("100_000", "64").replace("10_000", "64")
+    small = text.replace('"MlpPolicy", env)', '"MlpPolicy", env, n_steps=2, batch_size=64)')
     (tmp_path / "script.py").write_text(small)
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
@@ -152,7 +153,7 @@ def test_the_five_files_of_a_transition_exist():
 
 def test_messages_of_the_errors_page_are_those_of_the_program():
     page = PAGES[ROOT / "docs" / "reference" / "errors.md"]
-    texts = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src" / "fasttrain").rglob("*.py"))
+    texts = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
     plain = re.sub(r"[\"']\s*\n\s*f?[\"']", "", texts)
     fragments = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
     assert len(fragments) >= 25

@@ -1,4 +1,5 @@
-"""The code that lies on a way: what runs of src/fasttrain in an iteration of a small training, and in a command."""
+"""The code that lies on a way: what runs of src/fasttrain and src/fasttrain_vec in an iteration of a small training,
+and in a command."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ import gymnasium
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
+import fasttrain_vec
 from fasttrain_games.skullking.game import SkullKingGame
 
-SRC = Path(fasttrain.__file__).parent
+PACKAGES = (Path(fasttrain.__file__).parent, Path(fasttrain_vec.__file__).parent)
 # Compiled code, rules of a game, and what a run sets in torch: optimizers that step without torch's compiler.
 APART = ("native/", "kernels/", "jit.py", "threads.py", "kernel_cache.py", "runs/")
 
@@ -44,8 +46,9 @@ def files_of(seen: set[CodeType], apart: tuple[str, ...]) -> dict[Path, list[Cod
     files: dict[Path, list[CodeType]] = {}
     for code in seen:
         file = Path(code.co_filename)
-        if file.is_relative_to(SRC) and not str(file.relative_to(SRC)).startswith(apart):
-            files.setdefault(file, []).append(code)
+        for package in PACKAGES:
+            if file.is_relative_to(package) and not str(file.relative_to(package)).startswith(apart):
+                files.setdefault(file, []).append(code)
     return files
 
 

@@ -24,8 +24,8 @@ import psutil
 from gymnasium import spaces
 
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.worker_envs import Settings
-from fasttrain.vec.worker_memory import Layout
+from fasttrain_vec.worker_envs import Settings
+from fasttrain_vec.worker_memory import Layout
 
 ACTION_SPACES = {
     "discrete": spaces.Discrete(5),

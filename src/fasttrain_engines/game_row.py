@@ -21,7 +21,6 @@ from gymnasium import spaces
 
 from fasttrain.batch import NO_LEGAL_ACTION, Int64Array, each_array, select_rows
 from fasttrain.errors import EnvError
-from fasttrain.vec.worker_memory import Arrays
 from fasttrain_engines.game import (
     MOST_REWARD,
     NO_ACTION,
@@ -38,6 +37,7 @@ from fasttrain_engines.pool import Pool
 from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import GameTimes, Tally
 from fasttrain_engines.wire import GameLostError
+from fasttrain_vec.worker_memory import Arrays
 
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # pauses before a row tries again to begin a game
 MOST_FORCED = 10_000  # most forced decisions in a row

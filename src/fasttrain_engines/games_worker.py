@@ -28,14 +28,14 @@ from fasttrain.envs.masks import mask_width
 from fasttrain.envs.names import arguments
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError, FastTrainError
-from fasttrain.vec.process import PipedProcess
-from fasttrain.vec.worker_memory import Arrays, Layout, check_spaces, receive_block
 from fasttrain_engines.game import EngineGame
 from fasttrain_engines.game_row import Records, Row, Table
 from fasttrain_engines.pool import Pool
 from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import Lengths
+from fasttrain_vec.process import PipedProcess
+from fasttrain_vec.worker_memory import Arrays, Layout, check_spaces, receive_block
 
 FIRST_GUEST = 1 << 30  # games of evaluations have this number or a higher one
 TELL_EVERY_S = 1.0  # seconds between two messages with counts to the trainer

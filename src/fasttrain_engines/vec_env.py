@@ -32,12 +32,12 @@ from fasttrain.machine import usable_cores
 from fasttrain.vec.base import copy_observations, episode_info
 from fasttrain.vec.external import ExternalVecEnv, Figure
 from fasttrain.vec.groups import GroupStep
-from fasttrain.vec.worker_memory import Arrays, Layout, SharedBlock
 from fasttrain_engines.daemon import check_jvm_flags
 from fasttrain_engines.game_row import AGAIN, READY
 from fasttrain_engines.games_worker import GamesProcess, GamesSettings, Ready
 from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
 from fasttrain_engines.stats import GameTimes, Tally, advice, figures, merged, summary, summary_lines
+from fasttrain_vec.worker_memory import Arrays, Layout, SharedBlock
 
 LOOK_EVERY_S = 0.5  # seconds between two checks whether workers live
 HUNG_S = 300.0  # a worker sends a message each second; after this time without one it counts as hung

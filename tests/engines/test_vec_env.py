@@ -19,10 +19,10 @@ import pytest
 
 import pig_games
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.vec.process import PipedProcess
 from fasttrain_engines import vec_env
 from fasttrain_engines.settings import Recycle, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
+from fasttrain_vec.process import PipedProcess
 from pig_games import STRICT, descendants, engines, prudent, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -36,7 +36,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.chdir(pig_games.ENGINES)
     # A worker is forked from a process that has loaded what it needs: a third of a second less.
     monkeypatch.setattr(PipedProcess, "_context", multiprocessing.get_context("forkserver"))
-    multiprocessing.set_forkserver_preload(["fasttrain_engines.games_worker", "fasttrain.vec.worker", "worker_toys"])
+    multiprocessing.set_forkserver_preload(["fasttrain_engines.games_worker", "fasttrain_vec.worker", "worker_toys"])
     before = {one.pid for one in descendants()}  # of other tests in this process
     made: list[DaemonVecEnv] = []
 

@@ -19,8 +19,8 @@ import pytest
 from injector import is_zombie, session_of
 
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.vec.process import WorkerLostError, WorkerTraceback
 from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain_vec.process import WorkerLostError, WorkerTraceback
 from toys import single_thread
 from worker_toys import (
     CUT,
@@ -143,7 +143,7 @@ def test_an_env_that_is_not_built_in_time():
 
 @pytest.mark.parametrize("state", ["stopped", "stepping", "killed", "closing"])
 def test_close_does_not_wait_for_workers_in_a_bad_state(state: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.vec.crew.CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("fasttrain_vec.crew.CLOSE_TIMEOUT_S", 0.5)
 
     class Stuck(Chaos):
         def close(self) -> None:
@@ -219,7 +219,7 @@ def stepped(env: SharedMemoryVecEnv, last: Any, actions: Any, doomed: set[int]) 
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=[pytest.mark.campaign, pytest.mark.timeout(280)])])
 def test_faults_in_one_run(count: int, monkeypatch: pytest.MonkeyPatch):
     """It ends normally, no wrong transition gets through and nothing is left. The seed replays a failure."""
-    monkeypatch.setattr("fasttrain.vec.process.POLL_EVERY_S", 0.02)  # a death is noticed sooner
+    monkeypatch.setattr("fasttrain_vec.process.POLL_EVERY_S", 0.02)  # a death is noticed sooner
     num_envs, rng = 6, np.random.default_rng(20260)
     kinds = [*IN_PROCESS, "os_exit", "kill", "between steps", *(["hang", "stop"] if count > 100 else [])]
 

@@ -26,7 +26,7 @@ from fasttrain import PPO as PPO_CLASS
 from fasttrain import ReplaceEnv
 from fasttrain.errors import EnvError
 from fasttrain.integrations import ray_actors
-from fasttrain.vec.replacing import ASKED, FAILED, Replacements
+from fasttrain_vec.replacing import ASKED, FAILED, Replacements
 
 ray = pytest.importorskip("ray")
 ENDED, HUNG = ray_actors.ENDED, ray_actors.NO_ANSWER

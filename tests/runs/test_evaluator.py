@@ -11,7 +11,7 @@ from conftest import configured
 from fasttrain.runs import evaluator
 from fasttrain.runs.evaluator import Evaluator, Result
 from fasttrain.saving.files import Saving
-from fasttrain.vec.process import WorkerLostError
+from fasttrain_vec.process import WorkerLostError
 
 CONFIG = configured("env.id=CartPole-v1", "algo=ppo")
 

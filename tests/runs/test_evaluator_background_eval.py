@@ -23,7 +23,7 @@ from fasttrain.runs.evaluate import evaluate_both
 from fasttrain.runs.evaluator import MOST_WAITING, BackgroundEvaluation
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.plan import resolve
-from fasttrain.vec.process import WorkerLostError
+from fasttrain_vec.process import WorkerLostError
 from worker_toys import signals_rained
 
 SMALL = ("+profile=speed", "vec_env=native", "num_envs=4", "eval.episodes=4", "algo.rollout_size=256", "batch_size=64")

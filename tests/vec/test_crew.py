@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fasttrain.errors import EnvError
-from fasttrain.vec.crew import Crew, CrewOptions
-from fasttrain.vec.replacing import SEED_STRIDE, successor_seed
-from fasttrain.vec.worker_memory import NO_ROW, ROW
+from fasttrain_vec.crew import Crew, CrewOptions
+from fasttrain_vec.replacing import SEED_STRIDE, successor_seed
+from fasttrain_vec.worker_memory import NO_ROW, ROW
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
 
 pytestmark = [
@@ -77,7 +77,7 @@ def test_envs_are_split_in_order_and_evenly(num_envs: int, num_workers: int, exp
 def test_one_worker_per_core_and_the_trainer_spins_only_where_there_is_one_to_spare(
     cores: int, workers: int | None, spins: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fasttrain.vec.crew.usable_cores", lambda: cores)
+    monkeypatch.setattr("fasttrain_vec.crew.usable_cores", lambda: cores)
     crew = crew_of(walkers(3), num_workers=workers)
     assert crew.num_workers == 2
     assert (crew.spin_s > 0) is spins

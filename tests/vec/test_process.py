@@ -16,13 +16,13 @@ import numpy as np
 import psutil
 import pytest
 
-from fasttrain.vec import process
-from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError, WorkerProcess
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain.vec.worker import pack
-from fasttrain.vec.worker_envs import Packed
-from fasttrain.vec.worker_memory import NO_ROW, ROW, SharedBlock
-from fasttrain.vec.worker_start import Bell
+from fasttrain_vec import process
+from fasttrain_vec.process import Scout, ScoutLostError, WorkerLostError, WorkerProcess
+from fasttrain_vec.worker import pack
+from fasttrain_vec.worker_envs import Packed
+from fasttrain_vec.worker_memory import NO_ROW, ROW, SharedBlock
+from fasttrain_vec.worker_start import Bell
 from worker_toys import (
     Chaos,
     Factory,

@@ -14,7 +14,7 @@ from conftest import RunCommand
 from duels import Duel
 from fasttrain.errors import EnvError
 from fasttrain.native import GameSpec
-from fasttrain.vec.replacing import ASKED, FAILED, MOST_BUILT, SEED_STRIDE, Replacements, built_anew
+from fasttrain_vec.replacing import ASKED, FAILED, MOST_BUILT, SEED_STRIDE, Replacements, built_anew
 
 QUICK = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=2", "torch_threads=1", "fused_update=off",
          "env.entry_point=test_replacing:Tired", "algo=ppo", "num_envs=4", "algo.rollout_size=64", "batch_size=32",

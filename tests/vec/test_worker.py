@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fasttrain.envs.user_code import preserve_random_state
-from fasttrain.vec.worker import (
+from fasttrain_vec.worker import (
     CALL,
     CLOSE,
     HOLD,
@@ -24,7 +24,7 @@ from fasttrain.vec.worker import (
     _same,
     pack,
 )
-from fasttrain.vec.worker_memory import (
+from fasttrain_vec.worker_memory import (
     BUFFER,
     BUSY_NS,
     COMMAND,
@@ -37,7 +37,7 @@ from fasttrain.vec.worker_memory import (
     STEP_NS,
     SharedBlock,
 )
-from fasttrain.vec.worker_start import Bell, Channel
+from fasttrain_vec.worker_start import Bell, Channel
 from worker_toys import Walker, layout_of, settings
 
 

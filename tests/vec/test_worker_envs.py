@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.vec.replacing import SEED_STRIDE, successor_seed
-from fasttrain.vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings
-from fasttrain.vec.worker_memory import NO_ROW, Layout
+from fasttrain_vec.replacing import SEED_STRIDE, successor_seed
+from fasttrain_vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings
+from fasttrain_vec.worker_memory import NO_ROW, Layout
 from worker_toys import CUT, END, GO, IN_PROCESS, Chaos, Sampler, Walker, action_of
 
 EnvFn = Callable[[], gym.Env[Any, Any]]

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.worker_memory import (
+from fasttrain_vec.worker_memory import (
     ALIGNMENT,
     CONTROL_WORDS,
     ForkGuard,

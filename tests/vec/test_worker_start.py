@@ -24,7 +24,7 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain.vec.worker_start import (
+from fasttrain_vec.worker_start import (
     ONE_THREAD,
     PIECE_BYTES,
     SAFE_PATH,

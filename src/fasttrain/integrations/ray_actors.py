@@ -38,7 +38,7 @@ from fasttrain.saving.env_state import lifted
 from fasttrain.spec.config import Config
 from fasttrain.terminal import tell
 from fasttrain.vec.base import EmptyMasks, SlotVecEnv, empty_slots
-from fasttrain.vec.replacing import Replacements
+from fasttrain_vec.replacing import Replacements
 
 LOOPBACK = ("local", "auto", "127.0.0.1", "localhost", "[::1]")
 REACHED_S = 5.0  # limit for an answer of cluster.address

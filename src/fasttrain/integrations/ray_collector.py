@@ -22,7 +22,7 @@ from fasttrain.batch import BoolArray, Float32Array, each_array
 from fasttrain.envs.masks import mask_width
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import EmptyMasks
-from fasttrain.vec.replacing import FAILED
+from fasttrain_vec.replacing import FAILED
 
 # Attributes of a `RolloutStorage` that the learner gets, and the axis of the envs in their arrays.
 STORED = {"observations": 1, "actions": 1, "values": 1, "log_probs": 1, "masks": 1, "states": 2}

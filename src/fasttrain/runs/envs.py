@@ -41,10 +41,10 @@ from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import env_kwargs, has_monitor_wrapper, is_self_play, memory_inputs, uses_masks
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.external import ExternalVecEnv
-from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import ActionLogVecEnv, start_subproc
+from fasttrain_vec.process import Scout
 
 Statistics = Path | VecNormalize
 MOST_STATISTICS_BYTES = 1 << 30  # statistics hold three float64 for each number of an observation

@@ -20,7 +20,7 @@ from fasttrain.runs.logs import EvaluationLog
 from fasttrain.saving.files import Saving
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import second_env_hint
-from fasttrain.vec.process import PipedProcess, WorkerLostError
+from fasttrain_vec.process import PipedProcess, WorkerLostError
 
 BEST, VIDEOS = "best_model.zip", "videos"
 SNAPSHOT, EVALUATION = "a snapshot to evaluate", "evaluation"

@@ -24,7 +24,7 @@ from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
 from fasttrain.runs.view import Activity, activity, say
 from fasttrain.spec.config import Config
-from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
+from fasttrain_vec.process import Scout, ScoutLostError, WorkerLostError
 
 START_S = 120.0  # time limit for starting the process, on a machine that may be busy
 # Fields of EnvSpec that do not change the env itself: a worker can keep the env although they differ.

@@ -59,8 +59,8 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import with_fixed_opponent
 from fasttrain.vec.base import close_envs
-from fasttrain.vec.process import Scout
 from fasttrain.vec.stock import killing_workers
+from fasttrain_vec.process import Scout
 
 Draw = Callable[[Path], str]  # draws report.html in a run's folder; returns why it failed, or an empty text
 

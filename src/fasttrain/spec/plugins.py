@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GAMES, ENGINES, INTEGRATIONS = "fasttrain.games", "fasttrain.engines", "fasttrain.integrations"
 WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration"}
-OURS = ("fasttrain", "fasttrain_engines", "fasttrain_games")  # the packages that the distribution `fasttrain` contains
+OURS = ("fasttrain", "fasttrain_engines", "fasttrain_games", "fasttrain_vec")  # the packages of the distribution
 
 
 def names(group: str) -> list[str]:

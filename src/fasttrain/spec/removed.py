@@ -31,6 +31,10 @@ CLASS_PATHS = {  # former path → present path, in stored runs, settings and im
     "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
     "fasttrain.envs:fasttrain/": "fasttrain/",  # in env.id=MODULE:ID
+    **{
+        f"fasttrain.vec.{name}": f"fasttrain_vec.{name}"
+        for name in ("crew", "process", "replacing", "worker", "worker_envs", "worker_memory", "worker_start")
+    },
 }
 GAMES = {  # class or id in a stored run → its game
     "fasttrain/SkullKing-v0": "skullking",

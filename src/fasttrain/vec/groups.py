@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.batch import FinishedEpisode, Int64Array, select_rows
-from fasttrain.vec.process import POLL_EVERY_S
-from fasttrain.vec.worker_envs import Record
-from fasttrain.vec.worker_memory import STEP_NS
+from fasttrain_vec.process import POLL_EVERY_S
+from fasttrain_vec.worker_envs import Record
+from fasttrain_vec.worker_memory import STEP_NS
 
 
 class GroupStep(NamedTuple):

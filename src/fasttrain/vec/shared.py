@@ -6,7 +6,6 @@ arrive with the step. A worker that dies, hangs or raises is named in the error,
 
 from __future__ import annotations
 
-import pickle
 import time
 import warnings
 from collections.abc import Sequence
@@ -20,14 +19,13 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import FinishedEpisode, Int64Array, Slots, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
-from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
 from fasttrain.vec.groups import WorkerGroups
-from fasttrain.vec.process import Scout, WorkerTraceback
-from fasttrain.vec.replacing import Replacements
-from fasttrain.vec.worker_envs import Failure, Record
-from fasttrain.vec.worker_memory import BOOL, BUSY_NS, FLOAT, INT, OPPONENTS_NS, STEP_NS
-
-NUMBER_TYPES: dict[int, type] = {FLOAT: float, INT: int, BOOL: bool}  # types of the values in `info_values`
+from fasttrain_vec.calls import LOST, InfoReader, call_envs, sent_numbers
+from fasttrain_vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
+from fasttrain_vec.process import Scout
+from fasttrain_vec.replacing import Replacements
+from fasttrain_vec.worker_envs import Record
+from fasttrain_vec.worker_memory import BUSY_NS, OPPONENTS_NS, STEP_NS
 
 
 class SharedMemoryVecEnv(SlotVecEnv):
@@ -73,11 +71,9 @@ class SharedMemoryVecEnv(SlotVecEnv):
     ) -> None:
         if not env_fns:
             raise EnvSpecError("SharedMemoryVecEnv needs at least one env function")
-        if on_env_error not in ("raise", "restart"):
-            raise EnvSpecError(f"on_env_error={on_env_error!r}: expected 'raise' or 'restart'")
         self._info_keys = None if info_keys is None else tuple(dict.fromkeys(info_keys))
         self._records: list[Record] = []  # records of the last step
-        self._warned: set[str] = set()
+        self._info_reader = InfoReader()
         self._closed = False
         self.lost_steps = 0  # env steps of episodes that a failure ended
         self.wait_ns = self.slowest_ns = 0  # sums over steps: trainer's waiting time, slowest worker's time
@@ -126,9 +122,9 @@ class SharedMemoryVecEnv(SlotVecEnv):
     def reset(self) -> VecEnvObs:
         self._check_open()
         infos = self.crew.reset(self._seeds, self._options)
-        self.reset_infos = [self._unpack(packed.info, index) for index, packed in enumerate(infos)]
+        self.reset_infos = [self._info_reader.unpack(packed.info, index) for index, packed in enumerate(infos)]
         for index, packed in enumerate(infos):
-            self._warn_unsent(index, packed.unsent)
+            self._info_reader.warn_unsent(index, packed.unsent)
         self._reset_seeds()
         self._reset_options()
         self.begin_episodes()
@@ -186,13 +182,13 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return [self._finish(index, by_env.get(index, Record(index))) for index in ended.tolist()]
 
     def _finish(self, index: int, record: Record) -> FinishedEpisode:
-        info = self._unpack(record.info, index)
-        self.reset_infos[index] = self._unpack(record.reset_info, index)
-        self._warn_unsent(index, record.unsent)
+        info = self._info_reader.unpack(record.info, index)
+        self.reset_infos[index] = self._info_reader.unpack(record.reset_info, index)
+        self._info_reader.warn_unsent(index, record.unsent)
         lost = bool(self.crew.arrays.lost[index])
         if lost:
             self.lost_steps += int(self._lengths[index])
-            info = {"lost": "the env or its worker failed and was replaced"}
+            info = {"lost": LOST}
         final = copy_observations(select_rows(self.crew.arrays.final_observations, index))
         return self.end_episode(index, final, info, lost)
 
@@ -208,39 +204,18 @@ class SharedMemoryVecEnv(SlotVecEnv):
         ended = {episode.env_index for episode in finished}
         for record in records:
             if record.info and record.env_index not in ended:
-                infos[record.env_index].update(self._unpack(record.info, record.env_index))
-                self._warn_unsent(record.env_index, record.unsent)
+                infos[record.env_index].update(self._info_reader.unpack(record.info, record.env_index))
+                self._info_reader.warn_unsent(record.env_index, record.unsent)
         if self._info_keys:
-            kinds = self.crew.arrays.info_kinds[rows]
-            for row, column in zip(*np.nonzero(kinds), strict=True):
-                index = rows.start + int(row)
+            for index, key, value in sent_numbers(self.crew.arrays, rows, self._info_keys):
                 if index not in ended:
-                    value = self.crew.arrays.info_values[index, column]
-                    infos[index][self._info_keys[column]] = NUMBER_TYPES[int(kinds[row, column])](value)
+                    infos[index][key] = value
         if self._info_keys is None:  # SB3's classes set TimeLimit.truncated at every step
             for index in range(rows.start, rows.stop):
                 infos[index]["TimeLimit.truncated"] = False
         elapsed_s = round(time.monotonic() - self._started_at, 6)
         for episode in finished:
             infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
-
-    def _unpack(self, packed: bytes, index: int) -> dict[str, Any]:
-        """Unpickle a worker's info. If a class in the info cannot be imported here, warn once and return {}."""
-        try:
-            return pickle.loads(packed) if packed else {}
-        except Exception as error:
-            self._warn(f"the info of env {index} cannot be read in the trainer ({error}); it is left out")
-            return {}
-
-    def _warn_unsent(self, index: int, unsent: tuple[str, ...]) -> None:
-        if unsent:
-            self._warn(f"info entries of env {index} cannot be pickled and are left out: {', '.join(unsent)}")
-
-    def _warn(self, text: str) -> None:
-        kind = text.split(" cannot ")[0].rstrip("0123456789")
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(text, UserWarning, stacklevel=4)
 
     def set_tasks(self, numbers: Int64Array, envs: Int64Array | slice) -> None:
         """Choose the tasks of the next episodes of these envs, allowed at any time; see `envs/tasks.py`."""
@@ -275,23 +250,8 @@ class SharedMemoryVecEnv(SlotVecEnv):
         )
 
     def _call(self, name: str, arguments: tuple[Any, ...], indices: VecEnvIndices) -> list[Any]:
-        """Send one message to each worker that has any of the envs. Returns the answers in the order of `indices`."""
         self._check_open()
-        chosen = self.env_indices(indices)
-        requests: dict[int, tuple[Any, ...]] = {}
-        places: list[list[int]] = []
-        for number, worker in enumerate(self.crew.workers):
-            mine = [place for place, env in enumerate(chosen) if worker.first <= env < worker.stop]
-            if mine:
-                requests[number] = (*arguments, [chosen[place] - worker.first for place in mine])
-                places.append(mine)
-        answers: list[Any] = [None] * len(chosen)
-        for mine, part in zip(places, self.crew.call(name, requests), strict=True):
-            if isinstance(part, Failure):
-                raise _call_error(part, chosen[mine[0]])
-            for place, value in zip(mine, part or [None] * len(mine), strict=True):
-                answers[place] = value
-        return answers
+        return call_envs(self.crew, name, arguments, self.env_indices(indices))
 
     def groups(self) -> WorkerGroups:
         return WorkerGroups(self)
@@ -315,10 +275,3 @@ class SharedMemoryVecEnv(SlotVecEnv):
     def _check_open(self) -> None:
         if self._closed:
             raise EnvError("this SharedMemoryVecEnv is closed: build a new one")
-
-
-def _call_error(error: Failure, env_index: int) -> Exception:
-    kind = AttributeError if error.missing else EnvError
-    exception = kind(f"a call to env {env_index} or a later env of its worker failed: {error.text}")
-    exception.__cause__ = WorkerTraceback(f"\n{error.traceback}")
-    return exception

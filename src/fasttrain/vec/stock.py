@@ -35,9 +35,9 @@ from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
 from fasttrain.envs.user_code import process_settings, restore_settings
 from fasttrain.errors import EXIT_CRASHED, EnvError, EnvSpecError, FastTrainError, ReplaceEnv
 from fasttrain.terminal import tell
-from fasttrain.vec.process import START_METHOD, kill_group, wait_for_end
-from fasttrain.vec.replacing import ASKED, Replacements, built_anew
-from fasttrain.vec.worker_start import bind_to_trainer, hold_signals, safe_path, skip_shutdown
+from fasttrain_vec.process import START_METHOD, kill_group, wait_for_end
+from fasttrain_vec.replacing import ASKED, Replacements, built_anew
+from fasttrain_vec.worker_start import bind_to_trainer, hold_signals, safe_path, skip_shutdown
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # SB3 raises these if a worker process is gone

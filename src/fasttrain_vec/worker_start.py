@@ -102,7 +102,7 @@ def start(*arguments: object) -> None:
     for stream in (sys.stdout, sys.stderr):  # line by line: else output of an env is lost when the process is killed
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
-    start_function("fasttrain.vec.worker:serve", *arguments)
+    start_function("fasttrain_vec.worker:serve", *arguments)
 
 
 def start_function(place: str, *arguments: object) -> None:

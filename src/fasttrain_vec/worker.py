@@ -22,8 +22,8 @@ from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import close_env
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings, failure_of
-from fasttrain.vec.worker_memory import (
+from fasttrain_vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings, failure_of
+from fasttrain_vec.worker_memory import (
     BUFFER,
     BUSY_NS,
     COMMAND,
@@ -39,7 +39,7 @@ from fasttrain.vec.worker_memory import (
     Layout,
     receive_block,
 )
-from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
+from fasttrain_vec.worker_start import Bell, Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
@@ -209,6 +209,11 @@ class Worker:
 
     def _call_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int]) -> object:
         return [env.get_wrapper_attr(name)(*args, **kwargs) for env in self._envs(rows)]
+
+    def _call_value(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Sequence[int]) -> object:
+        """As `call` of Gymnasium's vector envs: call the method, or read the attribute."""
+        values = [env.get_wrapper_attr(name) for env in self._envs(rows)]
+        return [value(*args, **kwargs) if callable(value) else value for value in values]
 
     def _call_get(self, name: str, rows: Sequence[int]) -> object:
         return [env.get_wrapper_attr(name) for env in self._envs(rows)]

@@ -19,10 +19,10 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from fasttrain.batch import Int64Array
-from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Assignment, Ready, pack
-from fasttrain.vec.worker_envs import Failure, Settings
-from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
-from fasttrain.vec.worker_start import (
+from fasttrain_vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Assignment, Ready, pack
+from fasttrain_vec.worker_envs import Failure, Settings
+from fasttrain_vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
+from fasttrain_vec.worker_start import (
     ONE_THREAD,
     Bell,
     Channel,

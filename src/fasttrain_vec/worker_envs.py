@@ -26,8 +26,8 @@ from fasttrain.envs.tasks import task_options_of
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError, EnvSpecError, ReplaceEnv
 from fasttrain.spec.infos import enemy_turn_ms
-from fasttrain.vec.replacing import built_anew
-from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
+from fasttrain_vec.replacing import built_anew
+from fasttrain_vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
 Env = gymnasium.Env[Any, Any]
 

@@ -20,11 +20,11 @@ import numpy as np
 from fasttrain.batch import each_array, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
-from fasttrain.vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
-from fasttrain.vec.replacing import ALL, ASKED, FAILED, Replacements, successor_seed
-from fasttrain.vec.worker import HOLD, STEP, Ready, pack
-from fasttrain.vec.worker_envs import Failure, Packed, Record, Settings
-from fasttrain.vec.worker_memory import (
+from fasttrain_vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
+from fasttrain_vec.replacing import ALL, ASKED, FAILED, Replacements, successor_seed
+from fasttrain_vec.worker import HOLD, STEP, Ready, pack
+from fasttrain_vec.worker_envs import Failure, Packed, Record, Settings
+from fasttrain_vec.worker_memory import (
     ABSENT,
     BUFFER,
     COMMAND,
@@ -36,7 +36,7 @@ from fasttrain.vec.worker_memory import (
     SharedBlock,
     check_spaces,
 )
-from fasttrain.vec.worker_start import Bell
+from fasttrain_vec.worker_start import Bell
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
@@ -59,6 +59,11 @@ class CrewOptions:
     check_finite: bool
     max_restarts: int
     restart_window_s: float
+    reward_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.on_env_error not in ("raise", "restart"):
+            raise EnvSpecError(f"on_env_error={self.on_env_error!r}: expected 'raise' or 'restart'")
 
 
 class Crew:
@@ -127,6 +132,7 @@ class Crew:
             action_space=ready[0].action_space,
             mask_width=ready[0].mask_width,
             num_info_keys=len(self.options.info_keys or ()),
+            reward_dtype=self.options.reward_dtype,
         )
         self._block = SharedBlock(self.layout.size_bytes)
         self.arrays, self.control = self.layout.views(self._block.memory)

@@ -65,6 +65,7 @@ class Layout:
     action_space: Space
     mask_width: int  # 0 without masks
     num_info_keys: int
+    reward_dtype: str = "float32"  # SB3's; Gymnasium's is float64
 
     @property
     def size_bytes(self) -> int:
@@ -99,7 +100,7 @@ class Layout:
             observations=(values_of(self.observation_space), values_of(self.observation_space)),
             final_observations=values_of(self.observation_space),
             actions=values_of(self.action_space),
-            rewards=take(n, dtype=np.float32),
+            rewards=take(n, dtype=self.reward_dtype),
             terminations=take(n, dtype=np.bool_),
             truncations=take(n, dtype=np.bool_),
             lost=take(n, dtype=np.bool_),
