@@ -44,6 +44,7 @@ from fasttrain.spec.reading import (
     has_monitor_wrapper,
     with_eval_settings,
 )
+from fasttrain.spec.removed import flat, removal_message
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, resets_and_rests
 from fasttrain.vec.stock import resting
@@ -370,10 +371,12 @@ def config_of(folder: Path) -> Config:
     stored = from_dict(_plan_of(folder).get("config"))
     if not isinstance(stored, dict):
         raise ConfigError(f"{folder / 'plan.json'} holds no configuration; name the folder of a run")
+    if removed := next(filter(removal_message, flat(stored)), ""):
+        raise ConfigError(
+            f"run={folder} is of an older version and cannot be read: it stores {removed}, which is no setting any "
+            f"more; init_from={folder} begins a new run with its weights"
+        )
     try:
         return from_mapping({**{it.name: it.stock for it in FLAGS}, **stored, "trust": False})
     except ConfigError as error:
-        raise ConfigError(
-            f"run={folder}: its plan.json does not fit this version of fasttrain ({error}); "
-            f"init_from={folder} begins a new run with its weights"
-        ) from error
+        raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error
