@@ -62,7 +62,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 1,150 and five modules for actors of a cluster; 150 and a module for runs that are copied to another place; 165 and a
 # module for plan-cluster; 130 and a module for envs that ask to be replaced; 60 and a module for the total variation.
 CEILINGS = {
-    "fasttrain": {"lines": 49_836, "modules": 219, ": Any": 725},
+    "fasttrain": {"lines": 49_835, "modules": 219, ": Any": 725},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
 }

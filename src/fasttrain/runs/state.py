@@ -206,14 +206,10 @@ def identity(config: Config) -> dict[str, Any]:
     """The identity of a run: env, algorithm and digests of the settings that must not change when it continues."""
     chosen = {name: to_dict(getattr(config, name)) for name in LEARNED_BY}
     settings = {f"{name}.{key}": value for name in ("env", "algo") for key, value in chosen.pop(name).items()} | chosen
-    digests = {key: digest_of(value) for key, value in settings.items()}
+    texts = {key: json.dumps(value, sort_keys=True).encode() for key, value in settings.items()}
+    digests = {key: hashlib.sha256(text).hexdigest()[:16] for key, text in texts.items()}
     return {"algo": config.algo.name, "env": config.env.id or config.env.entry_point, "num_envs": config.num_envs,
             "settings": digests}  # fmt: skip
-
-
-def digest_of(value: object) -> str:
-    """A short SHA-256 of a JSON-ready value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_identity(stored: object, config: Config, changed: Container[str] = ()) -> None:
