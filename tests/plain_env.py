@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -33,3 +34,21 @@ class PlainEnv(gymnasium.Env[Any, Any]):
 
     def told(self) -> dict[str, Any]:
         return {}
+
+
+class DrawnEnv(PlainEnv):
+    """Observes two random numbers."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def seen(self) -> Any:
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+def first(file: Path) -> bool:
+    """Whether nobody else has made this file, which is there now."""
+    try:
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -24,6 +23,7 @@ from fasttrain.envs.second_play import (
     late_masks,
 )
 from fasttrain.envs.user_code import seed_streams
+from plain_env import PlainEnv
 
 NEVER = float("inf")
 
@@ -110,23 +110,17 @@ def test_differs_is_unknown_beyond_the_end_and_without_masks() -> None:
     assert SAME.differs("observation", 2) is False
 
 
-class Dice(gymnasium.Env[Any, Any]):
+class Dice(PlainEnv):
     """Shows a number; four steps an episode."""
 
-    observation_space, action_space = spaces.Box(0, 100, (1,), np.float32), spaces.Discrete(3)
+    observation_space, action_space, length = spaces.Box(0, 100, (1,), np.float32), spaces.Discrete(3), 4
 
     def __init__(self, draw: Callable[[], float] | None = None) -> None:
         self.draw = draw
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
     def step(self, action: Any) -> Any:
-        self.count += 1
         value = (self.draw or self.np_random.random)() + action
-        return np.full(1, value, np.float32), float(action), self.count == 4, False, {}
+        return np.full(1, value, np.float32), float(action), *super().step(action)[2:]
 
 
 def recorded(make: Callable[[], Any], steps: int = 12) -> Recorder:

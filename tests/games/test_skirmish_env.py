@@ -220,19 +220,6 @@ def test_rosters_and_missions_of_ones_own(tmp_path: Path) -> None:
         (UNIT, "units: [3]", "unit 1 must be a mapping, got 3"),
         (UNIT, "- 3", "mine.yaml must hold a mapping"),
         (UNIT, "units: [", "mine.yaml is no YAML"),
-    ],
-)
-def test_a_wrong_roster_names_file_unit_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
-    path = tmp_path / "mine.yaml"
-    assert old in UNIT
-    path.write_text(UNIT.replace(old, new))
-    with pytest.raises(ConfigError, match=message):
-        make_options(roster=str(path))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
         ("board: [20, 20]", "board: [20]", r"mission: .*own.yaml: board: \[20\] is not a list of 2 numbers"),
         ("board: [20, 20]", "board: [0, 20]", r"board=\[0, 20\]: give width and height in inches"),
         ("board: [20, 20]\n", "", "own.yaml: missing key 'board'"),
@@ -246,12 +233,13 @@ def test_a_wrong_roster_names_file_unit_and_key(tmp_path: Path, old: str, new: s
         ("rows: 4", "rows: none", "deployment_rows='none': choose a whole number of at least 1"),
     ],
 )
-def test_a_wrong_mission_names_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
-    path = tmp_path / "own.yaml"
-    assert old in MISSION
-    path.write_text(MISSION.replace(old, new))
+def test_a_wrong_roster_or_mission_names_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
+    key, name, content = ("roster", "mine", UNIT) if old in UNIT else ("mission", "own", MISSION)
+    path = tmp_path / f"{name}.yaml"
+    assert old in content
+    path.write_text(content.replace(old, new))
     with pytest.raises(ConfigError, match=message):
-        make_options(mission=str(path), width=20, height=20)
+        make_options(**{key: str(path)}, width=20, height=20)
 
 
 def test_moves_and_targets():

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -16,6 +14,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 
 import pig_games
 from conftest import RunCommand
+from plain_env import DrawnEnv, first
 
 SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=4", "torch_threads=1")
 CARTPOLE = (*SMALL, "env.id=CartPole-v1", "algo=ppo", "algo.rollout_size=256", "batch_size=64", "num_envs=3",
@@ -27,34 +26,19 @@ TOY = (*SMALL, "env.entry_point=test_ray_actors:Failing", "algo=ppo", "algo.roll
 FOLDER = str(Path(__file__).parent)
 
 
-class Failing(gymnasium.Env[Any, Any]):
+class Failing(DrawnEnv):
     """Ends its process, or raises, at the step `at` of the only copy that finds the file `once` missing."""
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, once: str = "", at: int = 100, kind: str = "exit") -> None:
         self.once, self.at, self.kind, self.total = Path(once), at, kind, 0
 
-    def _is_first(self) -> bool:
-        try:
-            self.once.touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
-
     def step(self, action: Any) -> Any:
-        self.steps, self.total = self.steps + 1, self.total + 1
-        if self.once.name and self.total == self.at and self._is_first():
+        self.total += 1
+        if self.once.name and self.total == self.at and first(self.once):
             if self.kind == "raise":
                 raise ValueError("the board fell off the table")
             os._exit(7)
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
+        return super().step(action)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,6 @@ from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -27,6 +26,7 @@ from fasttrain import ReplaceEnv
 from fasttrain.errors import EnvError
 from fasttrain.integrations import ray_actors
 from fasttrain_vec.replacing import ASKED, FAILED, Replacements
+from plain_env import DrawnEnv
 
 ray = pytest.importorskip("ray")
 ENDED, HUNG = ray_actors.ENDED, ray_actors.NO_ANSWER
@@ -53,11 +53,9 @@ def do(fault: str) -> None:
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault])
 
 
-class Faulty(gymnasium.Env[Any, Any]):
+class Faulty(DrawnEnv):
     """Takes faults from the folder `faults`: files named PLACE-FAULT-NUMBER. The one who can remove a file takes it."""
 
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
     made = 0  # in this process
 
     def __init__(self, faults: str = "") -> None:
@@ -76,25 +74,23 @@ class Faulty(gymnasium.Env[Any, Any]):
                 do(file.name.split("-")[1])
                 return
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
+    def reset(self, **given: Any) -> Any:
         if self.total == self.at:
             self._take("reset")
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+        return super().reset(**given)
 
     def step(self, action: Any) -> Any:
-        self.steps, self.total = self.steps + 1, self.total + 1
+        self.total += 1
         if self.total == self.at - 1:
             self._take("step")
-        return self.np_random.uniform(-1, 1, 2).astype(np.float32), 1.0, self.steps >= 10, False, {}
+        return super().step(action)
 
 
 class Stuck(Faulty):
     """Has no legal action in the last state of an episode."""
 
     def action_masks(self) -> Any:
-        return np.full(2, self.steps < 9)
+        return np.full(2, self.time < 9)
 
 
 class OwnLoop(PPO_CLASS):

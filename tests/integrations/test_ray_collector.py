@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from test_ray_actors import CARTPOLE, PARTS, SMALL, same
 
 from conftest import RunCommand
 from fasttrain.integrations.ray_collector import Held
+from plain_env import PlainEnv
 
 pytest.importorskip("ray")
 STEPS = 85  # of a rollout: 256 transitions of 3 envs
@@ -47,20 +48,13 @@ class PerRollout(VecNormalize):
         return answer
 
 
-class Images(gymnasium.Env[Any, Any]):
+class Images(PlainEnv):
     """Images with the channels last, which SB3 transposes in a wrapper around the vector env."""
 
-    observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 3), np.uint8)
-    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.np_random.integers(0, 255, (36, 36, 3), np.uint8), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return self.np_random.integers(0, 255, (36, 36, 3), np.uint8), 1.0, self.steps >= 10, False, {}
+    def seen(self) -> Any:
+        return self.np_random.integers(0, 255, (36, 36, 3), np.uint8)
 
 
 def test_actors_give_the_numbers_of_one_process_whose_statistics_move_after_each_rollout(

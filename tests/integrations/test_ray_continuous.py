@@ -14,6 +14,7 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain import PPO
+from plain_env import first
 
 pytest.importorskip("ray")
 SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=10", "torch_threads=1", "vec_env=dummy")
@@ -56,14 +57,6 @@ class Counter(gymnasium.Env[Any, Any]):
             self.sleep_s = self.slow_s
         over = self.steps >= 7
         return self.seen(int(action)), float(action), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
-
-
-def first(file: Path) -> bool:
-    try:
-        file.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 class Checked(PPO):

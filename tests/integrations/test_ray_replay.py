@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from test_ray_continuous import first
+from gymnasium import spaces
+from test_ray_continuous import Counter
 
 from conftest import RunCommand
 from fasttrain import DQN
+from plain_env import PlainEnv
 
 pytest.importorskip("ray")
 SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=10", "torch_threads=1", "vec_env=dummy",
@@ -23,52 +23,33 @@ MASKED = (*SMALL, "env.entry_point=test_ray_replay:Masked", "algo=dqn", "num_env
           "algo.entry_point=test_ray_replay:Kept")  # fmt: skip
 
 
-class Masked(gymnasium.Env[Any, Any]):
-    """Observations: key of the env, its episode, steps of the episode, last action. The action steps % 5 is illegal.
+class Masked(Counter):
+    """The action steps % 5 is illegal."""
 
-    Args:
-        once: the copy that finds this file missing at step `at` ends its process.
-    """
-
-    observation_space = gymnasium.spaces.Box(-1.0, 1e7, (4,), np.float32)
-    action_space = gymnasium.spaces.Discrete(5)
+    observation_space = spaces.Box(-1.0, 1e7, (4,), np.float32)
+    action_space = spaces.Discrete(5)
 
     def __init__(self, once: str = "", at: int = 60) -> None:
-        self.once, self.at, self.total, self.episode = Path(once), at, 0, -1
-        self.key = float(np.random.default_rng().integers(2**20))
-
-    def seen(self, action: int) -> Any:
-        return np.array([self.key, self.episode, self.steps, action], np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.steps, self.episode = 0, self.episode + 1
-        return self.seen(-1), {}
+        super().__init__(once, at)
 
     def action_masks(self) -> Any:
         return np.arange(5) != self.steps % 5
 
     def step(self, action: Any) -> Any:
         assert action != self.steps % 5, "an illegal action"
-        self.steps, self.total = self.steps + 1, self.total + 1
-        if self.once.name and self.total == self.at and first(self.once):
-            os._exit(7)
-        over = self.steps >= 7
-        return self.seen(int(action)), float(action), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+        return super().step(action)
 
 
-class Picture(gymnasium.Env[Any, Any]):
+class Picture(PlainEnv):
     """The last axis of the image has the channels. All its numbers are the steps of the episode."""
 
-    observation_space = gymnasium.spaces.Box(0, 255, (40, 48, 3), np.uint8)
-    action_space = gymnasium.spaces.Discrete(2)
+    observation_space, length = spaces.Box(0, 255, (40, 48, 3), np.uint8), 7
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.steps = 0
-        return np.full((40, 48, 3), self.steps, np.uint8), {}
+    def seen(self) -> Any:
+        return np.full((40, 48, 3), self.time, np.uint8)
 
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        return np.full((40, 48, 3), self.steps, np.uint8), 0.0, self.steps >= 7, False, {}
+    def paid(self, action: Any) -> Any:
+        return 0.0
 
 
 class Kept(DQN):

@@ -148,6 +148,9 @@ def test_a_run_of_another_version_is_read_or_refused_by_name(tmp_path: Path):
     assert (older.pin_memory, older.use_amp) == ("off", "off")
     with pytest.raises(ConfigError, match=r"run=.*: its plan.json does not fit this version .*unknown key 'younger'"):
         load({**stored, "younger": 1})
+    for of_before in ({"minutes": 5.0, "horizon_minutes": 5.0}, {"env": {**stored["env"], "own": {}}}):
+        with pytest.raises(ConfigError, match=r"is of an older version .*(horizon_m|env.own).*init_from=.* begins a"):
+            load({**stored, **of_before})
 
 
 def test_eval_command_repeats_the_runs_own_evaluation(fasttrain: RunCommand):

@@ -29,7 +29,7 @@ EXPECTED = {
     'fasttrain_daemon_restarts_total{cause="hung"}': 1.0, "fasttrain_buffer_transitions": 24.0,
     'fasttrain_game_duration_seconds_bucket{le="2.5"}': 1.0, 'fasttrain_game_duration_seconds_bucket{le="5.0"}': 2.0,
     'fasttrain_game_duration_seconds_bucket{le="+Inf"}': 3.0, "fasttrain_game_duration_seconds_sum": 705.0,
-    "fasttrain_game_duration_seconds_count": 3.0, "fasttrain_model_sync_lag_updates": 0.0,
+    "fasttrain_game_duration_seconds_count": 3.0,
     'fasttrain_daemon_busy_share{daemon="0"}': 0.5, 'fasttrain_daemon_cpu_share{daemon="0"}': 0.25,
     'fasttrain_daemon_memory_bytes{daemon="0"}': 2097152.0,
 }  # fmt: skip

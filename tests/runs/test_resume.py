@@ -12,9 +12,6 @@ import pytest
 from stable_baselines3 import PPO
 
 from conftest import Finished, RunCommand
-from fasttrain.runs.evaluate import config_of
-from fasttrain.runs.folders import changed_settings
-from fasttrain.runs.resume import changed_plan
 from resume_cases import assert_equal
 
 SMALL = ("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=2", "checkup=off",
@@ -66,25 +63,6 @@ def test_a_run_whose_envs_step_during_updates_goes_on(
     resumed = fasttrain("resume", f"run={done.folder}", "total_timesteps=1536").ok()
     assert "going on from step_" in resumed.out
     assert json.loads((done.folder / "summary.json").read_text())["env_steps"] in range(1536, 1536 + 256 + 8)
-
-
-def test_rows_of_a_plan_of_before_are_read_by_the_settings_of_today(stopped: Finished):
-    """Its configuration: tests/spec/test_removed.py."""
-    plan = stopped.json("plan.json")
-    plan["config"] |= {"nan_guard": True, "guard": {"at_limit": "rollback"}, "checkpoint_every_minutes": 5.0,
-                       "checkpoint_every": 0, "engine_switch_at": 512}  # fmt: skip
-    del plan["engine_switch_at"]
-    rows = {row["flag"]: row for row in plan["flags"]}
-    rows["nan_guard"] |= {"requested": True, "effective": True}
-    rows["checkpoint_every"] |= {"requested": 0, "effective": 0}
-    for flag, value in (("engine_switch_at", 512), ("checkpoint_every_minutes", 5.0)):
-        plan["flags"].append({**rows["nan_guard"], "flag": flag, "requested": value, "effective": value})
-    (stopped.folder / "plan.json").write_text(json.dumps(plan))
-    found = changed_plan(stopped.folder, config_of(stopped.folder), [])
-    assert (found.engine_switch_at, found.config.checkpoint_every) == (512, "5min")
-    told = {flag: (found.row(flag).requested, found.row(flag).effective) for flag in ("nan_guard", "checkpoint_every")}
-    assert told == {"nan_guard": ("rollback", "rollback"), "checkpoint_every": ("5min", "5min")}
-    assert not {"nan_guard", "engine_switch_at"} & {*changed_settings(stopped.folder, found.config)}
 
 
 def test_a_longer_horizon_and_another_one_after_that(stopped: Finished, fasttrain: RunCommand):

@@ -13,6 +13,7 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain.cli.commands import OWNERS, STUDIES, prepare
+from fasttrain.errors import ConfigError
 from fasttrain.runs.view import make_console
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.studies.study import (
@@ -57,21 +58,10 @@ def test_cells_are_stored_at_once_and_found_again(tmp_path: Path, monkeypatch: p
     assert len(fakes.ran) == 3, "only the new cell ran"
 
 
-def test_a_study_of_before_is_gone_on_with_by_the_settings_of_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    Fakes(lambda typed, seed: summary(100.0)).use(monkeypatch)
-    typed = ["env.id=A-v0", "checkpoint_every=5min", "minutes=2", "candidates=[a,b]"]
-    wanted = [Wanted("a", 0, tuple(base_overrides(typed)))]
-    study_in(tmp_path).run(wanted)
-    stored = read_json(tmp_path / "study.json")
-    before = ["env=gym", "env.name=A-v0", "env.id=A-v0", "checkpoint_every_minutes=5"]
-    stored["arguments"] = [*before, "horizon_minutes=2", "profile_name=x", "candidates=[a,b]"]
-    stored["cells"][0]["overrides"] = [*before, *stored["cells"][0]["overrides"][2:]]
-    write_json(tmp_path / "study.json", stored)
-    assert prepare("compare", [], [f"run={tmp_path}"])[1][1:] == [
-        "env=gym", *typed[:3], "candidates='[a,b]'", f"run={tmp_path}"
-    ]  # fmt: skip
-    found = study_in(tmp_path).find(Wanted("a", 0, ("env=gym", *wanted[0].overrides)))
-    assert found.done
+def test_a_study_of_before_is_refused_by_the_setting_that_is_no_more(tmp_path: Path):
+    write_json(tmp_path / "study.json", {"command": "compare", "arguments": ["env.id=A-v0", "horizon_minutes=2"]})
+    with pytest.raises(ConfigError, match=r"^run=.* \(horizon_minutes is no setting any more: use minutes=…\); begin"):
+        prepare("compare", [], [f"run={tmp_path}"])
 
 
 def test_a_failed_cell_is_run_again_but_an_illegal_label_is_not_tried_with_other_seeds(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
 
-from fasttrain.envs.retrace import Retrace, Retraced, RetraceFactory
+from fasttrain.envs.retrace import Retrace
 from fasttrain.errors import EnvError
 from fasttrain.vec.stock import ActionLogVecEnv, NotedVecEnv
 
@@ -98,4 +98,4 @@ def test_a_fork_that_comes_back_from_the_env_ends():
 
 
 def test_scripts_find_the_envs_by_their_former_names():
-    assert (NotedVecEnv, Retraced) == (ActionLogVecEnv, RetraceFactory)
+    assert NotedVecEnv is ActionLogVecEnv

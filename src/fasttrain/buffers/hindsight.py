@@ -128,16 +128,12 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         worth = np.full(length, self._worth if drawable else 0.0)
         if drawable and self.void is not None:
             worth[self.void[rows, env]] = 0.0
-        self._offer(rows * self.n_envs + env, worth)
+        set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, rows * self.n_envs + env, worth)
 
     @property
     def _worth(self) -> float:
         """The priority of the transitions of an episode that has just ended."""
         return 1.0
-
-    def _offer(self, slots: Int64Array, worth: Any) -> None:
-        values = np.broadcast_to(np.float64(worth), slots.shape).copy()
-        set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, values)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
         """See `ReplayStorage.discard`. The last step of an episode that ended by a fault is never drawn."""

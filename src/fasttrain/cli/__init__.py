@@ -24,7 +24,6 @@ from fasttrain.machine import stop_after
 from fasttrain.runs.folders import PARENT
 from fasttrain.saving.files import lock_folder, read_json
 from fasttrain.spec.precedence import UserInput, read, split_options, with_names_as_typed, without_folder
-from fasttrain.spec.removed import texts_without_removed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -257,7 +256,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
     own, way = "sweep" * (command == "train"), str(job.on_existing)
     if found := commands.existing_to_resume(own, way, str(job.hydra.sweep.dir), "hydra.sweep.dir"):
         before = read_json(found.folder / "sweep.json").get("arguments")
-        if before is not None and sorted(texts_without_removed(before)) != sorted(without_folder(arguments)):
+        if before is not None and sorted(before) != sorted(without_folder(arguments)):
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.launched import USUAL

@@ -21,7 +21,7 @@ from fasttrain.spec.checks import NAMED, check_no_secret, check_path
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import TYPED, key_of, typed_twice_message
 from fasttrain.spec.reading import all_keys
-from fasttrain.spec.removed import texts_without_removed
+from fasttrain.spec.removed import removal_message
 from fasttrain.spec.setting import did_you_mean
 
 MODULES = {
@@ -251,7 +251,9 @@ def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> 
     if not isinstance(stored.get("arguments", []), list):
         raise ConfigError(f"run={folder}: its study.json is not of fasttrain")
     keys = {key_of(text) for text in typed} - {""}
-    before = texts_without_removed([str(text) for text in stored.get("arguments", ())])
+    before = [str(text) for text in stored.get("arguments", ())]
+    if message := next(filter(None, (removal_message(key_of(text)) for text in before)), ""):
+        raise ConfigError(f"run={folder} is a study of an older version ({message}); begin a new study")
     more = [] if any(key_of(text) == "candidates" for text in before) else more
     return [*(text for text in (*more, *before) if key_of(text) not in keys), *typed]
 

@@ -83,7 +83,8 @@ def problems(file: Path) -> list[Problem]:
             reason = str(error)
             key = _key_of(reason, list(settings))
             line = settings.pop(key)[1] if key else 1
-            found.append(Problem(key, f"{file}:{line}", reason, _suggestion(reason)))
+            advice = reason.rpartition("; ")[2] if "; " in reason else ""
+            found.append(Problem(key, f"{file}:{line}", reason, advice))
             if key:
                 continue
         break
@@ -123,8 +124,3 @@ def _key_of(reason: str, keys: list[str]) -> str:
     places = {key: reason.find(key) for key in keys}
     named = [key for key, place in places.items() if place >= 0]
     return min(named, key=lambda key: (places[key], -len(key)), default="")
-
-
-def _suggestion(reason: str) -> str:
-    """The part of a message that says what to do."""
-    return reason.rpartition("; ")[2] if "; " in reason else ""

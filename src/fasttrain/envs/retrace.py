@@ -235,9 +235,6 @@ class RetraceFactory:
         return Retrace(self.factory.around(core), self.copies)  # type: ignore[attr-defined]
 
 
-Retraced = RetraceFactory  # the former name of RetraceFactory, for scripts
-
-
 def close_env(env: Any) -> str:
     """Close `env`. Returns an error of `close()` as text, because it must not end a run."""
     if isinstance(env, Retrace):

@@ -33,7 +33,6 @@ from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec import plugins
-from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, candidate_entries, record_of, score_diff_of, truth, win_of
@@ -45,7 +44,7 @@ from fasttrain.spec.reading import (
     has_monitor_wrapper,
     with_eval_settings,
 )
-from fasttrain.spec.removed import rows_without_removed, without_removed
+from fasttrain.spec.removed import flat, removal_message
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, resets_and_rests
 from fasttrain.vec.stock import resting
@@ -359,13 +358,12 @@ def _plan_of(folder: Path) -> dict[str, Any]:
 
 def flags_of(folder: Path) -> list[dict[str, Any]]:
     """The rows of plan.json. Raises ConfigError if the file has no rows."""
-    plan = _plan_of(folder)
-    rows, config = plan.get("flags"), plan.get("config")
+    rows = _plan_of(folder).get("flags")
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and {"flag", "requested", "source"} <= row.keys() for row in rows
     ):
         raise ConfigError(f"run={folder}: its plan.json has no list of flags")
-    return rows_without_removed(rows, config if isinstance(config, dict) else {})
+    return rows
 
 
 def config_of(folder: Path) -> Config:
@@ -373,9 +371,12 @@ def config_of(folder: Path) -> Config:
     stored = from_dict(_plan_of(folder).get("config"))
     if not isinstance(stored, dict):
         raise ConfigError(f"{folder / 'plan.json'} holds no configuration; name the folder of a run")
-    try:
-        return from_mapping(
-            {**{it.name: it.stock for it in FLAGS}, **without_removed(without_unused_engines(stored)), "trust": False}
+    if removed := next(filter(removal_message, flat(stored)), ""):
+        raise ConfigError(
+            f"run={folder} is of an older version and cannot be read: it stores {removed}, which is no setting any "
+            f"more; init_from={folder} begins a new run with its weights"
         )
+    try:
+        return from_mapping({**{it.name: it.stock for it in FLAGS}, **stored, "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

@@ -24,7 +24,7 @@ from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.policies import member_file
-from fasttrain.spec.removed import flat, without_removed
+from fasttrain.spec.removed import flat
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
@@ -105,11 +105,7 @@ def changed_settings(where: Path, config: Config) -> dict[str, Any]:
     stored = read_json(where / "plan.json")
     asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
     before = stored.get("config", {})
-    before = flat(
-        without_removed(
-            {**without_unused_engines(before), **{key: value for key, value in asked.items() if key in before}}
-        )
-    )
+    before = flat({**before, **{key: it for key, it in asked.items() if key in before}})
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
     now = flat(without_unused_engines(to_dict(config)))
     keys = [key for key in {**now, **before} if key.split(".")[0] not in NOT_COMPARED]

@@ -91,8 +91,6 @@ class Figures:
             yield self._family("gauge", "episode_reward_mean", "Mean reward of the last episodes.", reward)
         buffered = _buffered(self._model)
         yield self._family("gauge", "buffer_transitions", "Transitions in the replay or rollout buffer.", buffered)
-        text = "Updates that the acting policy does not have yet. Always 0, because acting waits for updates."
-        yield self._family("gauge", "model_sync_lag_updates", text, 0)
         if games is not None:
             for figure in games.figures(games.summary(time.perf_counter() - self._began)):
                 yield self._family(*figure)

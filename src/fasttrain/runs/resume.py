@@ -27,7 +27,6 @@ from fasttrain.saving.files import lock_folder, read_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import Event, Row, RunSpec
-from fasttrain.spec.removed import REMOVED
 from fasttrain.spec.setting import declared
 from fasttrain.terminal import one_line
 
@@ -81,8 +80,6 @@ def open_run(
                 run = _restored(plan, where, point, console, exchange)
         before = read_json(where / "plan.json")
         resumed = [*before.get("resumed", ()), provenance(overrides)]
-        if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
-            run.say(f"warning: checkpoint_every is set, so there are no checkpoints every {minutes:g} minutes any more")
         run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
         run.write_plan()
         own = [text for text in overrides if not text.startswith("run=")]
@@ -168,10 +165,9 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     changed = dataclasses.replace(kept, **changes)
     try:
         plan = read_json(where / "plan.json")
-        events = tuple(Event(**event) for event in plan.get("events", ()) if event["flag"] not in REMOVED)
+        events = tuple(Event(**event) for event in plan.get("events", ()))
         rows = [_row(row, changes) for row in flags_of(where)]
-        switch_at = plan.get("engine_switch_at", plan["config"].get("engine_switch_at"))
-        return RunSpec(changed, tuple(rows), events, switch_at)
+        return RunSpec(changed, tuple(rows), events, plan.get("engine_switch_at"))
     except (LookupError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__} {error}"
         raise ConfigError(f"run={where}: its plan.json has no list of flags ({why})") from error

@@ -44,7 +44,6 @@ from fasttrain.saving.model_state import end_last_rows, load_model_state, model_
 from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.removed import former_paths
 from fasttrain.vec.stock import WORKER_ERRORS, place_of, why_worker_ended
 
 COUNTED = ("env_steps", "updates", "episodes")
@@ -207,14 +206,10 @@ def identity(config: Config) -> dict[str, Any]:
     """The identity of a run: env, algorithm and digests of the settings that must not change when it continues."""
     chosen = {name: to_dict(getattr(config, name)) for name in LEARNED_BY}
     settings = {f"{name}.{key}": value for name in ("env", "algo") for key, value in chosen.pop(name).items()} | chosen
-    digests = {key: digest_of(value) for key, value in settings.items()}
+    texts = {key: json.dumps(value, sort_keys=True).encode() for key, value in settings.items()}
+    digests = {key: hashlib.sha256(text).hexdigest()[:16] for key, text in texts.items()}
     return {"algo": config.algo.name, "env": config.env.id or config.env.entry_point, "num_envs": config.num_envs,
             "settings": digests}  # fmt: skip
-
-
-def digest_of(value: object) -> str:
-    """A short SHA-256 of a JSON-ready value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_identity(stored: object, config: Config, changed: Container[str] = ()) -> None:
@@ -223,9 +218,6 @@ def check_identity(stored: object, config: Config, changed: Container[str] = ())
     """
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
-    key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
-    if stored.get("env") in places and known.get(key) in map(digest_of, places):
-        own["env"], settings[key] = stored["env"], known[key]  # the env's module may have moved since the checkpoint
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")

@@ -49,7 +49,7 @@ class RemoteFolder:
             CopyError: the place cannot be reached or written, or another run was copied there.
         """
         names = _names(folder)
-        manifests = [name for name in names if _is_checkpoint(name) and name.endswith(MANIFEST)]
+        manifests = [name for name in names if name.startswith(f"{CHECKPOINTS}/") and name.endswith(MANIFEST)]
         try:
             if not self._is_ours and self.is_another(folder):
                 raise ValueError("another run was copied there; use another place")
@@ -163,10 +163,6 @@ def _names(folder: Path) -> list[str]:
         if not inside or len(at.parts) == 2:
             found += [(at / name).as_posix() for name in files]
     return found
-
-
-def _is_checkpoint(name: str) -> bool:
-    return PurePosixPath(name).parts[0] == CHECKPOINTS
 
 
 def fetch(folder: Path, address: str, way: str) -> str:

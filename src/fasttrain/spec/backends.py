@@ -189,7 +189,7 @@ def missing_engine_text(typed: str) -> str:
 def without_unused_engines(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's plain values without the settings of engines that the run does not use.
 
-    So plan.json can be read on machines without these engines. Older runs stored the settings of all engines.
+    So plan.json can be read on machines without these engines.
     """
     env = values.get("env")
     others = {DAEMONS, *(one.name for one in engines())} - {env.get("backend") if isinstance(env, Mapping) else None}

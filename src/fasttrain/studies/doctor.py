@@ -25,7 +25,6 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.precedence import key_of
 from fasttrain.spec.reading import with_fixed_opponent
-from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
 from fasttrain.studies.limits import Flow, Rates, composed_limit
@@ -85,7 +84,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     requested = {row["flag"]: row["requested"] for row in flags}
     trained = dataclasses.replace(stored, **requested, doctor=config.doctor)
     of_flags = {row["flag"]: row["source"] for row in flags if row["source"] != "default"}
-    typed = texts_without_removed([str(text) for text in summary["overrides"]])
+    typed = [str(text) for text in summary["overrides"]]
     return Case(trained, of_flags, typed, str(folder), 1.0 / float(summary["steps_per_s"]))
 
 

@@ -20,7 +20,6 @@ from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import usable_cores
 from fasttrain.saving.files import lock_folder, read_json, write_json
 from fasttrain.spec.precedence import without_folder
-from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies.study import Cell, run_cell
 
 RESULT = "cell.json"
@@ -78,7 +77,7 @@ def has_failed(cell: Cell) -> bool:
 def is_done(folder: Path, overrides: list[str]) -> bool:
     """Whether the cell in `folder` has finished with these overrides."""
     stored = read_json(folder / RESULT)
-    return stored.get("exit_code") == EXIT_DONE and texts_without_removed(stored["overrides"]) == overrides
+    return stored.get("exit_code") == EXIT_DONE and stored["overrides"] == overrides
 
 
 def cells_in(sweep: Path) -> list[Cell]:

@@ -61,11 +61,6 @@ COMPUTING = ("workers", "torch_threads", "fused_update", "use_amp", "use_compile
 BOTH = ("num_envs", "batch_size", "updates_per_step")  # these settings change the speed and the learning
 
 
-def check_space(config: Config) -> None:
-    """Raises ConfigError if `tune.space` has an unknown key, or a value that its setting cannot have."""
-    check_ranges(config, "tune.space", config.tune.space or {})
-
-
 def check_ranges(config: Config, of: str, space: Mapping[str, Any]) -> None:
     """Raises ConfigError if the setting `of` has an unknown key, or a value that this key cannot have."""
     for key, values in space.items():

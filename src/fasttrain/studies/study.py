@@ -33,7 +33,6 @@ from fasttrain.saving.files import holder, read_json, write_json, write_whole
 from fasttrain.spec.checks import FLAGS, NOT_APPLICABLE, batch_size_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import COMPILES_FIRST, key_of
-from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies import warm
 from fasttrain.studies.warm import Process, passing_on_signals
 from fasttrain.terminal import command, one_line, rate_text, spelt
@@ -94,9 +93,9 @@ class Cell:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], study: Path) -> Cell:
         """The cell that `to_dict` stored, with summary.json as it is now."""
-        folder, typed = study / str(stored["folder"]), texts_without_removed(stored["overrides"])
-        fields = {key: stored[key] for key in ("label", "exit_code", "error", "seconds", "seed")}
-        return cls(overrides=typed, folder=folder, summary=read_json(folder / "summary.json"), **fields)
+        folder = study / str(stored["folder"])
+        fields = {key: stored[key] for key in ("label", "overrides", "exit_code", "error", "seconds", "seed")}
+        return cls(folder=folder, summary=read_json(folder / "summary.json"), **fields)
 
 
 class Place(NamedTuple):

@@ -25,7 +25,6 @@ from fasttrain.runs.view import FittingTable, activity, figure_text, say
 from fasttrain.saving.files import lock_folder, read_json, write_json
 from fasttrain.spec.groups import SweepConfig
 from fasttrain.spec.precedence import key_of, without_folder
-from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies.launched import CellTask, cells_in, forget_unfinished, has_failed, parallel_cells, watching
 from fasttrain.studies.study import Cell, last_line, run_cell
 from fasttrain.terminal import command, near, one_line, with_interval
@@ -133,8 +132,8 @@ class Sweep:
     def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
         """The cell, if the stopped sweep that this one continues has finished it; else None."""
         for row in self._stored:
-            typed, seconds = texts_without_removed(row["overrides"]), float(row.get("seconds", 0))
-            if (str(row["cell"]), typed, row["exit_code"]) == (label, overrides, EXIT_DONE):
+            if (str(row["cell"]), row["overrides"], row["exit_code"]) == (label, overrides, EXIT_DONE):
+                seconds = float(row.get("seconds", 0))
                 return Cell(label, overrides, folder, EXIT_DONE, "", seconds, summary=row["summary"])
         return None
 

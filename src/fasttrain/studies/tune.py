@@ -108,7 +108,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     of the search is wrong, or Optuna is not installed.
     """
     objective = Objective.of(config.tune.objective)
-    space.check_space(config)
+    space.check_ranges(config, "tune.space", config.tune.space or {})
     check_installed()
     if objective.evaluated and not config.eval.episodes:
         raise ConfigError(f"eval.episodes=0: tune.objective={objective.name} needs evaluations; remove eval.episodes")
