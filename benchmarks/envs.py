@@ -41,6 +41,29 @@ class Working(gym.Env[Any, Any]):
         return masks
 
 
+class Computing(gym.Env[Any, Any]):
+    """Computes `cost_ns` of CPU time a step, without masks and infos."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (64,), np.float32)
+    action_space = gym.spaces.Discrete(16)
+    render_mode = None
+
+    def __init__(self, cost_ns: int) -> None:
+        self.cost_ns, self.steps = cost_ns, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(64, np.float32), {}
+
+    def step(self, action: Any) -> Step:
+        until = time.thread_time_ns() + self.cost_ns
+        while time.thread_time_ns() < until:
+            pass
+        self.steps += 1
+        return np.full(64, self.steps / 200, np.float32), 1.0, self.steps >= 200, False, {}
+
+
 class Waiting(Working):
     """Waits for an engine instead: 2 ms a step in the mean, log-normal with that coefficient of variation."""
 

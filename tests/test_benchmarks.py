@@ -91,6 +91,16 @@ def test_command_lines_are_such_that_fasttrain_takes(name: str, monkeypatch: pyt
                 measurement(0) if found.seeded else measurement()
 
 
+def test_the_campaign_for_a_gpu_has_no_command_that_fails_there_for_the_first_time() -> None:
+    from benchmarks.works import gpu
+
+    for name, (_, _, sides) in gpu.FLAGS.items():
+        for side in sides:
+            configured(*gpu.arguments_of(name, side))
+            configured(*gpu.arguments_of(name, side, dry=True))
+    assert trainings.command(gpu.arguments_of("gpu-amp", OURS, dry=True), 64)["updates"] == 32
+
+
 def test_sides_take_turns_ours_warms_up_first_and_ratios_are_taken_turn_by_turn() -> None:
     order: list[tuple[str, int]] = []
 

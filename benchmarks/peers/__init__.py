@@ -40,6 +40,7 @@ PEERS = {
     "TorchRL": Peer("ppo_torchrl.py", ("torchrl==0.14.1", "gymnasium", "torch")),
     "Sample Factory": Peer("ppo_sample_factory.py", ("sample-factory==2.1.1",), ("torch",)),
     "RLlib": Peer("ppo_rllib.py", ("ray[rllib]==2.60.0", "torch", "box2d==2.3.10", "pygame-ce==2.5.8"), ("torch",)),
+    "pufferlib": Peer("vec_puffer.py", ("pufferlib-core==3.0.23", "gymnasium", "numpy")),
     "cpprb": Peer("per.py", ("cpprb==11.0.0",), ("numpy",)),
     "TorchRL, replay": Peer("per.py", ("torchrl==0.13.3", "torch==2.12.0"), ()),
     "SBX, SAC": Peer("sac_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2", "mujoco")),

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.envs import Waiting, Working, cartpole
+from benchmarks import peers
+from benchmarks.envs import Computing, Waiting, Working, cartpole
 from benchmarks.machine import ROOT
 from benchmarks.work import OURS, Sample, Work, works_of
 
@@ -107,7 +108,60 @@ def grouped(first_ready: bool, rollouts: int = 3) -> Sample:
     return {"rate": steps * rollouts / seconds, "env_steps": steps * rollouts}
 
 
+# --- the vectorizer alone, beside those of others
+
+COSTS = {"10us": 10_000, "100us": 100_000, "1ms": 1_000_000, "10ms": 10_000_000}
+CELLS = {f"{name}-{num_envs}": (cost, num_envs) for name, cost in COSTS.items() for num_envs in (8, 64, 256)}
+CELL_S, PUFFER = 2.0, "pufferlib"  # seconds that a cell takes on one core
+
+
+def cell_of(name: str, workers: int = 2) -> dict[str, int]:
+    """What a cell asks of each side."""
+    cost, num_envs = CELLS[name]
+    steps = max(4, int(CELL_S * 1e9 / ((cost + 3_000) * num_envs)))
+    return {"cost_ns": cost, "num_envs": num_envs, "steps": steps, "warm_up": 1 + steps // 10, "workers": workers}
+
+
+def gymnasium_face(name: str, ours: bool) -> Sample:
+    """Steps per second of `fasttrain_vec.VectorEnv` or Gymnasium's AsyncVectorEnv, each with its defaults."""
+    import gymnasium as gym
+    import numpy as np
+
+    from fasttrain_vec import VectorEnv
+
+    work = cell_of(name)
+    num_envs, steps, env_fns = work["num_envs"], work["steps"], [partial(Computing, work["cost_ns"])] * work["num_envs"]
+    envs: Any = VectorEnv(env_fns) if ours else gym.vector.AsyncVectorEnv(env_fns, context="fork")
+    if not ours:
+        steps = max(4, steps // 4)
+    actions = np.random.default_rng(0).integers(0, 16, (50, num_envs))
+    envs.reset(seed=0)
+    begun = 0.0
+    for step in range(steps + work["warm_up"]):
+        if step == work["warm_up"]:
+            begun = time.perf_counter()
+        envs.step(actions[step % 50])
+    rate = steps * num_envs / (time.perf_counter() - begun)
+    envs.close()
+    return {"rate": rate, "share_of_ideal": rate * work["cost_ns"] * 1e-9 / 2}
+
+
 WORKS = works_of(
+    *(
+        Work(
+            f"vectorizer-{name}",
+            f"Stepping {num_envs} envs that compute {name.partition('-')[0]}, two workers.",
+            {
+                OURS: partial(gymnasium_face, name, True),
+                ASYNC: partial(gymnasium_face, name, False),
+                PUFFER: partial(peers.run, PUFFER, cell_of(name)),
+                f"{PUFFER}, 1 worker": partial(peers.run, PUFFER, cell_of(name, 1)),
+            },
+            peers=frozenset({PUFFER, f"{PUFFER}, 1 worker"}),
+            equal=(),
+        )
+        for name, (_, num_envs) in CELLS.items()
+    ),
     Work(
         "vecenv-collect",
         "Collecting from 64 Python envs of 100 µs with masks.",
