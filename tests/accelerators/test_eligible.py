@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from toys import toy_gym_vec
 
 BOX, TWO, PAIR = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2), spaces.MultiDiscrete([2, 2])
 WIDE = spaces.Box(-1.0, 1.0, (4,), np.float64)
-NO_MLP = "not an MLP of tanh or relu layers"
+NO_MLP = "not an MLP of linear layers with one kind of activation"
 NO_ADAM = "the optimizer is {}: kernels compute a plain Adam with one parameter group"
 NOT_CALLED = "has a hook or a method set by the user, which kernels would not call"
 
@@ -82,6 +83,20 @@ class OwnChoice(DQNPolicy):
         (actor(), None),
         (actor(activation_fn=torch.nn.ReLU, net_arch={"pi": [3], "vf": [5, 6]}, share_features_extractor=False), None),
         (actor(actions=PAIR), None),
+        (actor(activation_fn=torch.nn.ELU), None),
+        (actor(activation_fn=torch.nn.LeakyReLU), None),
+        (
+            actor(activation_fn=partial(torch.nn.ELU, 0.5)),
+            "compiled kernels compute ELU with its default argument, not ELU(alpha=0.5)",
+        ),
+        (
+            actor(activation_fn=partial(torch.nn.LeakyReLU, 0.2)),
+            "compiled kernels compute LeakyReLU with its default argument",
+        ),
+        (
+            actor(activation_fn=torch.nn.SiLU),
+            "compiled kernels do not compute SiLU; they compute Tanh, ReLU, ELU, LeakyReLU",
+        ),
         (actor(net_arch=[]), NO_MLP),
         (actor(actions=spaces.MultiBinary(2)), "the policy is not SB3's own, or its actions are neither"),
         (actor(actions=spaces.Box(-1, 1, (2,))), None),
@@ -179,8 +194,10 @@ def test_layers_of_a_class_of_their_own():
 
 
 def test_an_activation_with_a_number_that_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(layout.KINDS, torch.nn.ELU, 2)
-    assert policy_reason(actor(activation_fn=torch.nn.ELU)) == "compiled kernels do not compute the activation 2 (ELU)"
+    monkeypatch.setitem(layout.KINDS, torch.nn.GELU, 9)
+    assert (
+        policy_reason(actor(activation_fn=torch.nn.GELU)) == "compiled kernels do not compute the activation 9 (GELU)"
+    )
 
 
 @pytest.mark.parametrize(("kind", "work"), [(PPO, "PPOWork"), (DQN, "QWork"), (SAC, "SACWork")])

@@ -131,7 +131,7 @@ def fused_gradients(
     ),
     pi=st.lists(st.integers(1, 21), min_size=1, max_size=3),
     vf=st.lists(st.integers(1, 21), min_size=1, max_size=3),
-    activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU]),
+    activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU, torch.nn.ELU, torch.nn.LeakyReLU]),
     batch=st.integers(2, 90),
     threads=st.integers(1, 3),
     clip_range_vf=st.sampled_from([-1.0, 0.1]),

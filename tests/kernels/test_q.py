@@ -129,7 +129,7 @@ def worst_error(policy: Any, batches: QBatches, settings: QSettings) -> float:
     inputs=st.integers(1, 40),
     dims=st.one_of(st.integers(1, 33), st.lists(st.integers(1, 12), min_size=1, max_size=5)),
     arch=st.lists(st.integers(1, 33), min_size=1, max_size=4),
-    activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU]),
+    activation=st.sampled_from([torch.nn.Tanh, torch.nn.ReLU, torch.nn.ELU, torch.nn.LeakyReLU]),
     batch=st.integers(1, 150),
     dueling=st.booleans(),
     double=st.booleans(),

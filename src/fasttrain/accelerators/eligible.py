@@ -231,13 +231,24 @@ def _bad_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: boo
     """Check the linear layers and the kinds of activations. `alternate`: whether layers and activations alternate, as
     they must. The policy must have no parameters except those of the layers and `others`."""
     plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
-    if not (plain and alternate) or len(kinds) > 1 or not kinds <= set(KINDS):
-        return "not an MLP of tanh or relu layers"
+    if not (plain and alternate) or len(kinds) > 1:
+        return "not an MLP of linear layers with one kind of activation"
+    if foreign := kinds - set(KINDS):  # from GELU's and SiLU's output their derivative does not follow
+        known = ", ".join(kind.__name__ for kind in KINDS)
+        return f"compiled kernels do not compute {foreign.pop().__name__}; they compute {known}"
+    if changed := [each for each in policy.modules() if not _has_defaults(each)]:
+        return f"compiled kernels compute {type(changed[0]).__name__} with its default argument, not {changed[0]}"
     if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:
         return f"compiled kernels do not compute the activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
     placed = {*map(id, others), *(id(each) for layer in linear for each in (layer.weight, layer.bias))}
     extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
     return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
+
+
+def _has_defaults(module: nn.Module) -> bool:
+    if isinstance(module, nn.ELU):
+        return module.alpha == 1.0
+    return not isinstance(module, nn.LeakyReLU) or module.negative_slope == 0.01
 
 
 def _bad_features(policy: Any) -> str:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork
 from fasttrain.batch import Float32Array, Int64Array
-from fasttrain.kernels.dense import RELU, TANH
+from fasttrain.kernels.dense import ELU, LEAKY_RELU, RELU, TANH
 from fasttrain.kernels.nets import Layout
 from fasttrain.kernels.simd import PAD
 
-KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
+KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU, nn.ELU: ELU, nn.LeakyReLU: LEAKY_RELU}
 
 
 def keys_of(extractor: Any) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Chain(NamedTuple):
 
     parameters: list[nn.Parameter]  # of the hidden layers and the heads
     hidden: list[Any]  # hidden linear layers, at least one
-    kind: int  # kind of the activations, dense.TANH or dense.RELU
+    kind: int  # kind of the activations, one of dense.ACTIVATIONS
     heads: list[Any]  # linear layers after the last hidden layer; their outputs are side by side
     dims: Any = ()  # number of choices of each sub-action; only for Q-networks
 

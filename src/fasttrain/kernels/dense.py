@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from fasttrain.batch import Float32Array, Int32Array, Int64Array
-from fasttrain.jit import njit_inner
+from fasttrain.jit import njit_inline, njit_inner
 from fasttrain.kernels.simd import (
     LANES,
     PANEL,
@@ -31,7 +33,7 @@ from fasttrain.kernels.simd import (
     wide_tile,
 )
 
-ACTIVATIONS = TANH, RELU = 0, 1
+ACTIVATIONS = TANH, RELU, ELU, LEAKY_RELU = 0, 1, 2, 3
 LARGEST = 1.7976931348623157e308  # for finite checks: with relaxed arithmetic math.isfinite (x - x == 0) is always True
 COPY_FROM_ROWS = 32  # with fewer rows of `a`, copying panels of `b` saves no time
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
@@ -178,49 +180,71 @@ def sparse_backward(lists: Any, order: Int64Array, d: Float32Array, out: Float32
                         out[:, j : j + width])  # fmt: skip
 
 
+@njit_inline
+def tanh_of(v: Any) -> Any:
+    """Tanh by the rational approximation of Eigen and XLA (degree 13 ÷ degree 6, error 2e-7), for |v| below 7.9054."""
+    f = np.float32
+    s = v * v
+    p = f(-2.76076847742355e-16) * s + f(2.00018790482477e-13)
+    p = p * s + f(-8.60467152213735e-11)
+    p = p * s + f(5.12229709037114e-08)
+    p = p * s + f(1.48572235717979e-05)
+    p = p * s + f(6.37261928875436e-04)
+    p = p * s + f(4.89352455891786e-03)
+    q = f(1.19825839466702e-06) * s + f(1.18534705686654e-04)
+    q = q * s + f(2.26843463243900e-03)
+    q = q * s + f(4.89352518554385e-03)
+    return v * p / q
+
+
 @njit_inner
 def activate(x: Float32Array, kind: int) -> None:
-    """Replace x by tanh(x) or relu(x); by NaN for an unknown kind.
+    """Replace x by tanh(x), relu(x), elu(x) with alpha 1 or leaky_relu(x) with slope 0.01; by NaN for another kind.
 
-    tanh is the rational approximation of Eigen and XLA (degree 13 ÷ degree 6, error 2e-7). Beyond ±7.9 tanh is ±1 in
-    float32. NaN stays NaN, because comparisons with NaN are False.
+    Beyond ±7.9 tanh is ±1 in float32. exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2) keeps its digits near 0. NaN
+    stays NaN, because comparisons with NaN are False.
     """
     f = x.dtype.type
+    zero, limit = f(0), f(7.90531110763549805)
     if kind == RELU:
         for c in range(len(x)):
-            x[c] = f(0) if x[c] < f(0) else x[c]
-        return
-    if kind != TANH:
+            x[c] = zero if x[c] < zero else x[c]
+    elif kind == TANH:
+        for c in range(len(x)):
+            v = x[c]
+            x[c] = tanh_of(limit if v > limit else (-limit if v < -limit else v))
+    elif kind == ELU:
+        for c in range(len(x)):
+            v = x[c] if x[c] < zero else zero
+            t = tanh_of(max(f(0.5) * v, -limit))
+            x[c] = (t + t) / (f(1) - t) if x[c] < zero else x[c]
+    elif kind == LEAKY_RELU:
+        for c in range(len(x)):
+            x[c] = f(0.01) * x[c] if x[c] < zero else x[c]
+    else:
         for c in range(len(x)):
             x[c] = f(math.nan)
-        return
-    limit = f(7.90531110763549805)
-    for c in range(len(x)):
-        v = x[c]
-        v = limit if v > limit else (-limit if v < -limit else v)
-        s = v * v
-        p = f(-2.76076847742355e-16) * s + f(2.00018790482477e-13)
-        p = p * s + f(-8.60467152213735e-11)
-        p = p * s + f(5.12229709037114e-08)
-        p = p * s + f(1.48572235717979e-05)
-        p = p * s + f(6.37261928875436e-04)
-        p = p * s + f(4.89352455891786e-03)
-        q = f(1.19825839466702e-06) * s + f(1.18534705686654e-04)
-        q = q * s + f(2.26843463243900e-03)
-        q = q * s + f(4.89352518554385e-03)
-        x[c] = v * p / q
 
 
 @njit_inner
 def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
     """d *= derivative of the activation, computed from the activation's output a."""
-    one = d.dtype.type(1)
+    f = d.dtype.type
     if kind == RELU:
         for c in range(len(d)):
-            d[c] = d[c] if a[c] > 0 else d.dtype.type(0)
-        return
-    for c in range(len(d)):
-        d[c] *= one - a[c] * a[c]
+            d[c] = d[c] if a[c] > 0 else f(0)
+    elif kind == TANH:
+        for c in range(len(d)):
+            d[c] *= f(1) - a[c] * a[c]
+    elif kind == ELU:
+        for c in range(len(d)):
+            d[c] *= f(1) if a[c] > 0 else f(1) + a[c]
+    elif kind == LEAKY_RELU:
+        for c in range(len(d)):
+            d[c] *= f(1) if a[c] > 0 else f(0.01)
+    else:
+        for c in range(len(d)):
+            d[c] = f(math.nan)
 
 
 @njit_inner

@@ -59,7 +59,7 @@ class Layout(NamedTuple):
     weights: Int64Array  # (2, D + 1) where each layer's weights begin; [depth]: head. First layer: `first_weights`
     biases: Int64Array  # (2, D + 1) where each layer's biases begin; first layer: `first_biases`
     dims: Int64Array  # (K,) choices of each sub-action, with the sum A (mask width); [A] for continuous actions
-    kind: int  # dense.TANH or dense.RELU
+    kind: int  # one of dense.ACTIVATIONS
     log_std: int = -1  # offset of the log standard deviations (A,) of continuous actions; -1: actions are choices
 
 
