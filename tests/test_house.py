@@ -116,10 +116,10 @@ def test_settings_are_not_above_their_ceiling() -> None:
 
 # What one iteration enters of src/fasttrain and src/fasttrain_vec, without the game and compiled code. 6 lines of PPO
 # are the traces of older rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout; 3
-# end an update above a total variation.
+# end an update above a total variation. One function of the kernels asks whether activations have their default arguments.
 PATH_CEILINGS = {
     "ppo": {"files": 8, "functions": 86, "lines": 905},
-    "kernels": {"files": 12, "functions": 84, "lines": 886},
+    "kernels": {"files": 12, "functions": 85, "lines": 893},
     "recurrent": {"files": 12, "functions": 87, "lines": 893},
     # a hook of the replay buffer instead of two copies of `put`; 12 lines for envs that ask to be replaced
     "dqn": {"files": 14, "functions": 82, "lines": 897},
