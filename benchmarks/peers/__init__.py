@@ -28,6 +28,7 @@ class Peer:
     script: str
     packages: tuple[str, ...] = ()
     constrained: tuple[str, ...] = ("torch", "gymnasium", "numpy", "stable_baselines3")  # lines of constraints.txt
+    without_dependencies: tuple[str, ...] = ()  # packages that ask for another torch, which would bring CUDA
 
 
 # Sample Factory asks for NumPy 1 and Gymnasium below 1.0, so only torch is ours there. TorchRL's replay has its own
@@ -40,7 +41,11 @@ PEERS = {
     "TorchRL": Peer("ppo_torchrl.py", ("torchrl==0.14.1", "gymnasium", "torch")),
     "Sample Factory": Peer("ppo_sample_factory.py", ("sample-factory==2.1.1",), ("torch",)),
     "RLlib": Peer("ppo_rllib.py", ("ray[rllib]==2.60.0", "torch", "box2d==2.3.10", "pygame-ce==2.5.8"), ("torch",)),
-    "pufferlib": Peer("vec_puffer.py", ("pufferlib-core==3.0.23", "gymnasium", "numpy")),
+    "pufferlib": Peer(
+        "vec_puffer.py",
+        ("torch", "gymnasium", "numpy", "psutil", "rich", "rich-argparse", "nvidia-ml-py"),
+        without_dependencies=("pufferlib-core==3.0.23",),
+    ),
     "cpprb": Peer("per.py", ("cpprb==11.0.0",), ("numpy",)),
     "TorchRL, replay": Peer("per.py", ("torchrl==0.13.3", "torch==2.12.0"), ()),
     "SBX, SAC": Peer("sac_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2", "mujoco")),
@@ -72,7 +77,7 @@ def _python_of(name: str, peer: Peer) -> Path:
         return Path(sys.executable)
     constraints = (HERE.parents[1] / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in constraints if line.partition("==")[0] in peer.constrained]
-    inputs = json.dumps([peer.packages, pins, sys.version_info[:2]])
+    inputs = json.dumps([peer.packages, peer.without_dependencies, pins, sys.version_info[:2]])
     slug = re.sub(r"\W+", "-", name.lower())
     folder = cache_folder() / f"{slug}-{hashlib.sha256(inputs.encode()).hexdigest()[:8]}"
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -82,6 +87,8 @@ def _python_of(name: str, peer: Peer) -> Path:
         (folder / "constraints.txt").write_text("\n".join(pins) + "\n", encoding="utf-8")
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q"]
         _output([*pip, "-c", str(folder / "constraints.txt"), *peer.packages], INSTALL_TIMEOUT_S)
+        if peer.without_dependencies:
+            _output([*pip, "--no-deps", *peer.without_dependencies], INSTALL_TIMEOUT_S)
         (folder / "installed").touch()
     return python
 

@@ -101,7 +101,8 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "ppo-lander-8": {**SMALL, "env_id": "LunarLander-v3", "env_kwargs": {"continuous": True}},
 }
 SUBPROC = "SB3, SubprocVecEnv"
-FRAMEWORKS = ("lean loop", "SBX", "Tianshou", "TorchRL", "Sample Factory")
+POOL = "lean loop, EnvPool"
+FRAMEWORKS = ("lean loop", POOL, "SBX", "Tianshou", "TorchRL", "Sample Factory")
 
 
 def ours(work: dict[str, Any]) -> Sample:
@@ -135,7 +136,7 @@ def stock(work: dict[str, Any], subproc: bool) -> Sample:
 
 def training(name: str, work: dict[str, Any]) -> Work:
     libraries = FRAMEWORKS if work["env_id"] == "CartPole-v1" else ("SBX",)
-    asked = {**work, "ent_coef": 0.0}
+    asked, pool = {**work, "ent_coef": 0.0}, {"backend": "envpool", "pool_threads": 1}
     return Work(
         name,
         f"Training {work['env_id']}, PPO [64, 64], {work['num_envs']} envs, minibatch {work['batch_size']}, 4 epochs.",
@@ -143,7 +144,9 @@ def training(name: str, work: dict[str, Any]) -> Work:
             OURS: partial(ours, work),
             "SB3, DummyVecEnv": partial(stock, work, False),
             SUBPROC: partial(stock, work, True),
-            **{library: partial(peers.run, library, asked) for library in libraries},
+            **{
+                library: partial(peers.run, library, asked | (pool if library == POOL else {})) for library in libraries
+            },
         },
         peers=frozenset({SUBPROC, *libraries}),
         target="T7" if libraries == FRAMEWORKS else "",
