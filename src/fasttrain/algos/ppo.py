@@ -316,7 +316,7 @@ def _in_lockstep(
     collector, clock, policy = model.collector, model.collector.clock, model.policy
     guarded, normalizer = engine.guard is not None, model._vec_normalize_env
     continuous = isinstance(model.action_space, spaces.Box)
-    last, memory = model._last_obs, model.memory()
+    last, memory, lends = model._last_obs, model.memory(), collector.lends_observations and source.reuses_arrays
     for step in range(rollout.num_steps):
         clock.enter("env_step")  # reading masks counts as the env's time
         masks = None
@@ -336,7 +336,7 @@ def _in_lockstep(
             clipped = clip_actions(model, actions)
             if guarded:
                 check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
-        place = rollout.place_observations(step + 1) if collector.lends_observations else None
+        place = rollout.place_observations(step + 1) if lends else None
         last, rewards, dones, infos = collector.step(source, clipped, place)
         finished, resets = source.slots.finished, source.slots.resets
         model.num_timesteps += source.num_envs if resets is None else int(np.count_nonzero(~resets))
