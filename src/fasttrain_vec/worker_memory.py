@@ -120,7 +120,7 @@ def check_spaces(observation_space: Space, action_space: Space) -> None:
         if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
             raise EnvSpecError(
                 f"shared memory needs Box, Discrete, MultiDiscrete or MultiBinary spaces (observations also a Dict of "
-                f"them), found {space}; flatten it in the env, or use a DummyVecEnv"
+                f"them), found {space}; flatten it in the env, or step it in one process (DummyVecEnv)"
             )
 
 
