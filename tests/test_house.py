@@ -67,7 +67,7 @@ CEILINGS = {
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
     # SharedMemoryVecEnv, 33 the public names.
-    "fasttrain_vec": {"lines": 2_449, "modules": 10, ": Any": 27},
+    "fasttrain_vec": {"lines": 2_456, "modules": 10, ": Any": 27},
 }
 
 
@@ -91,7 +91,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # 371 of tests: the vectorizer as a Gymnasium VectorEnv beside SyncVectorEnv, its faults, and without torch and numba;
 # 75 the steps of DummyVecEnv compared with stock's, the account and the campaign for a GPU. 470 of benchmarks: the
 # account of what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool.
-LABORATORY = {"scripts": 419, "benchmarks": 4_828, "tests": 55_993}
+LABORATORY = {"scripts": 419, "benchmarks": 4_828, "tests": 55_995}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

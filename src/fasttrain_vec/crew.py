@@ -64,6 +64,8 @@ class CrewOptions:
     def __post_init__(self) -> None:
         if self.on_env_error not in ("raise", "restart"):
             raise EnvSpecError(f"on_env_error={self.on_env_error!r}: expected 'raise' or 'restart'")
+        if self.num_workers is not None and self.num_workers < 1:
+            raise EnvSpecError(f"num_workers={self.num_workers}: give at least 1, or None for one per core")
 
 
 class Crew:
@@ -72,7 +74,7 @@ class Crew:
     def __init__(self, env_fns: Sequence[EnvFn], options: CrewOptions, scout: Scout | None = None) -> None:
         self.options, self.num_envs = options, len(env_fns)
         cores = usable_cores()
-        self.num_workers = min(self.num_envs, options.num_workers or cores)
+        self.num_workers = min(self.num_envs, cores if options.num_workers is None else options.num_workers)
         # The trainer spins only if it has a core of its own. A worker always spins after its reply, because the next
         # request usually comes at once: 64 CartPoles on 2 cores step 1.2 to 1.6 times as fast if workers spin.
         self.spin_s = SPIN_S if cores > self.num_workers else 0.0

@@ -134,6 +134,11 @@ class Worker:
         np.random.seed()
         first = factories[0].around(built.pop()) if built else factories[0]()
         envs = [first, *(factory() for factory in factories[1:])]
+        for row, env in enumerate(envs):
+            if not hasattr(env, "action_space"):
+                raise EnvSpecError(
+                    f"the function of env {self.settings.first + row} returned {env!r:.80}; return an env"
+                )
         masks = MaskReader(envs[0], self.settings.use_masks)
         for row, env in enumerate(envs):
             if not masks.suits(env):

@@ -291,6 +291,8 @@ def test_what_cannot_be_built():
     for env_fns, options, message in (
         ([], {}, "needs at least one env function"),
         (walkers(1), {"on_env_error": "ignore"}, "expected 'raise' or 'restart'"),
+        (walkers(1), {"num_workers": 0}, "num_workers=0: give at least 1, or None"),
+        ([*walkers(1), int], {"num_workers": 1}, "the function of env 1 returned 0; return an env"),
         ([*walkers(1), *walkers(1, actions="box")], {"num_workers": 2}, "the envs differ: env 0 has"),
     ):
         with pytest.raises(EnvSpecError, match=message):
