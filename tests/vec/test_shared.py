@@ -468,7 +468,7 @@ def test_a_vec_env_that_is_dropped_leaves_nothing():
         ([lambda: Walker(0), lambda: Walker(1, "multi_discrete")], {"num_workers": 1}, "the envs differ: env 0 has"),
         ([lambda: Sampler(spaces.Text(3), spaces.Discrete(2))], {}, "found Text"),
         ([lambda: sys.exit("no licence")], {}, "SystemExit: no licence"),
-        ([lambda: 5], {}, "'int' object has no attribute"),
+        ([lambda: 5], {}, "the function of env 0 returned 5; return an env"),
         ([lambda: os._exit(9)], {}, "worker 0 did not start: it ended with exit code 9"),
     ],
 )
