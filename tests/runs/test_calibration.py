@@ -89,7 +89,7 @@ def test_a_machine_and_a_shape_are_measured_once(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     "argument",
-    ["deterministic=true", "fused_update=on", "fused_update=off", "algo.activation_fn=elu", "total_timesteps=64",
+    ["deterministic=true", "fused_update=on", "fused_update=off", "algo.activation_fn=gelu", "total_timesteps=64",
      "use_amp=bfloat16"],
 )  # fmt: skip
 def test_nothing_is_measured_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch, argument: str):
