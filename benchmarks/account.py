@@ -4,10 +4,10 @@ Needed, in microseconds per env step:
 
 - env: one env alone, unwrapped, with random legal actions, divided by the cores that step envs;
 - policy, update: the arithmetic of each layer, divided by the speed of PyTorch's own layer of that shape, with one
-  thread or all, whichever is faster; the update also reads parameters, gradients and Adam's moments once;
-- storage: each transition is written once and read once per epoch, at the speed of a copy.
+  thread or all, whichever is faster; an update also reads and writes parameters and Adam's moments;
+- storage: each transition is written once and read once per epoch (DQN: once per draw), at the speed of a copy.
 
-Spent: the phases of [PERF], in the second half of a training. Compiled kernels skip zeros in observations, so that an
+Spent: the phases of [PERF], of a whole training on compiled kernels. Kernels skip zeros in observations, so that an
 update can take less than this account says.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import machine, trainings
+from benchmarks import machine, report, trainings
 from fasttrain.machine import usable_cores
 
 CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "algo.n_epochs=4", "vec_env=dummy")
@@ -49,16 +49,14 @@ PARTS = {
     "storage": ("buffer", "replay_sample"),
     "rest": ("log", "checkpoint", "eval", "other"),
 }
-ADAM = 7  # arrays of the parameters' size that an update reads or writes: weights, gradients, two moments
+ADAM = 7  # arrays of the parameters' size: an update reads weights, gradients and two moments, and writes three of them
 QUIET = ("checkup=off", "eval.episodes=1", "checkpoint_every=0", "deterministic=true", "live=off", "report=false")
 
 
 class Layer(NamedTuple):
-    """One layer of a network, and the seconds that it needs for one row, forward."""
+    """One layer of a network."""
 
-    name: str
-    multiplications: int  # per row
-    row_s: float
+    row_s: float  # seconds that it takes for one row, forward
     first: bool  # no gradient of its input is needed
 
 
@@ -78,29 +76,25 @@ def layers_of(module: Any, rows: Any) -> list[Layer]:
     import torch
     from torch import nn
 
-    inputs: dict[str, Any] = {}
-    names = {child: name for name, child in module.named_modules() if isinstance(child, (nn.Linear, nn.Conv2d))}
+    inputs: dict[Any, Any] = {}
 
     def note(child: Any, given: Any, _: Any) -> None:  # what a hook returns would replace the layer's output
-        inputs.setdefault(names[child], (child, given[0].detach()))
+        inputs.setdefault(child, given[0].detach())
 
-    hooks = [child.register_forward_hook(note) for child in names]
+    kinds = (nn.Linear, nn.Conv2d)
+    hooks = [child.register_forward_hook(note) for child in module.modules() if isinstance(child, kinds)]
     with torch.no_grad():
         module(rows)
     for hook in hooks:
         hook.remove()
     found = []
-    for name, (child, given) in inputs.items():
+    for child, given in inputs.items():
+        spent = []
         with torch.no_grad():
-            count = child.weight.numel()
-            if isinstance(child, nn.Conv2d):
-                count *= child(given).shape[-1] * child(given).shape[-2]
-            spent = []
             for threads in {1, torch.get_num_threads(), usable_cores()}:
                 torch.set_num_threads(threads)
                 spent.append(best_of(lambda child=child, given=given: child(given)))
-        first = given.shape[1:] == rows.shape[1:]
-        found.append(Layer(name, count, min(spent) / len(given), first))
+        found.append(Layer(min(spent) / len(given), first=given.shape[1:] == rows.shape[1:]))
     return found
 
 
@@ -186,7 +180,7 @@ def needed(plan: Any, model: Any) -> dict[str, float]:
 
 
 def spent(arguments: Sequence[str]) -> dict[str, float]:
-    """Microseconds per env step of each part, in the second half of a training."""
+    """Microseconds per env step of each part, in a training."""
     from fasttrain.cli import main
 
     with tempfile.TemporaryDirectory() as name:
@@ -211,25 +205,26 @@ def section(name: str, arguments: Sequence[str], need: Mapping[str, float], took
         lines.append(f"| {part} | {need[part]:.2f} | {took[part]:.2f} | {gap:+.2f} | {gap / total:+.0%} |")
     share = sum(need.values()) / total
     lines += [f"| all | {sum(need.values()):.2f} | {total:.2f} | {total - sum(need.values()):+.2f} | |", ""]
-    return [*lines, f"{1e6 / total:,.0f} steps/s, {share:.0%} of what the machine allows.", ""]
+    return [*lines, f"{1e6 / total:,.0f} steps/s, needed ÷ spent {share:.0%}.", ""]
 
 
 def write(names: Sequence[str], say: Callable[[str], None]) -> Path:
-    """Measure the jobs and write `benchmarks/reports/DATE-account.md`."""
+    """Measure the jobs and write `benchmarks/reports/DATE-account.md`.
+
+    Raises:
+        SystemExit: there is such a page. A page is a record: it is not written over.
+    """
+    place = report.REPORTS / f"{datetime.date.today()}-account.md"
+    if place.exists():
+        raise SystemExit(f"{place.name} is there already; move it away first")
     about = machine.about(["account", *names])
     text = (__doc__ or "").strip().split("\n\n", 1)[1]
-    lines = [
-        f"# Needed and spent, measured on {about['date']}",
-        "",
-        f"{about['machine']}; commit {about['commit']}.",
-        "",
-    ]
-    lines += [text, ""]
+    lines = [f"# Needed and spent, measured on {about['date']}", ""]
+    lines += [f"{about['machine']}; commit {about['commit']}.", "", text, ""]
     for name in names or JOBS:
         say(f"{name}: a training")
         took = spent(JOBS[name])
         say(f"{name}: its parts alone")
         lines += section(name, JOBS[name], needed(*trainings.built(JOBS[name])), took)
-    place = Path(__file__).resolve().parent / "reports" / f"{datetime.date.today()}-account.md"
     place.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return place

@@ -12,43 +12,12 @@ Reset = tuple[Any, dict[str, Any]]
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
-class Working(gym.Env[Any, Any]):
-    """Computes 100 µs of CPU time a step (not wall time: a worker that is kept from its core must not profit)."""
-
-    cost_ns = 100_000
-
-    def __init__(self) -> None:
-        self.observation_space: gym.Space[Any] = gym.spaces.Box(-1.0, 1.0, (64,), np.float32)
-        self.action_space = gym.spaces.Discrete(16)
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(64, np.float32), {}
-
-    def step(self, action: Any) -> Step:
-        until = time.thread_time_ns() + self.cost_ns
-        while time.thread_time_ns() < until:
-            pass
-        self.steps += 1
-        observation = np.full(64, self.steps / 200, np.float32)
-        return observation, 1.0, self.steps >= 200, False, {"step": self.steps, "phase": "play"}
-
-    def action_masks(self) -> Any:
-        masks = np.ones(16, np.bool_)
-        masks[self.steps % 16] = False
-        return masks
-
-
 class Computing(gym.Env[Any, Any]):
-    """Computes `cost_ns` of CPU time a step, without masks and infos."""
-
-    observation_space = gym.spaces.Box(-1.0, 1.0, (64,), np.float32)
-    action_space = gym.spaces.Discrete(16)
-    render_mode = None
+    """Computes `cost_ns` of CPU time a step (not wall time: a worker that is kept from its core must not profit)."""
 
     def __init__(self, cost_ns: int) -> None:
+        self.observation_space: gym.Space[Any] = gym.spaces.Box(-1.0, 1.0, (64,), np.float32)
+        self.action_space = gym.spaces.Discrete(16)
         self.cost_ns, self.steps = cost_ns, 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
@@ -64,13 +33,26 @@ class Computing(gym.Env[Any, Any]):
         return np.full(64, self.steps / 200, np.float32), 1.0, self.steps >= 200, False, {}
 
 
+class Working(Computing):
+    """Computes 100 µs a step, with masks and infos."""
+
+    def __init__(self, cost_ns: int = 100_000) -> None:
+        super().__init__(cost_ns)
+
+    def step(self, action: Any) -> Step:
+        return (*super().step(action)[:4], {"step": self.steps, "phase": "play"})
+
+    def action_masks(self) -> Any:
+        masks = np.ones(16, np.bool_)
+        masks[self.steps % 16] = False
+        return masks
+
+
 class Waiting(Working):
     """Waits for an engine instead: 2 ms a step in the mean, log-normal with that coefficient of variation."""
 
-    cost_ns = 0
-
     def __init__(self, variation: float = 0.3) -> None:
-        super().__init__()
+        super().__init__(0)
         self.sigma = np.log1p(variation**2) ** 0.5
 
     def step(self, action: Any) -> Step:
@@ -97,10 +79,8 @@ class Pictures(gym.Env[Any, Any]):
 class Parts(Working):
     """Two keys of a Dict and no cost."""
 
-    cost_ns = 0
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(0)
         board, hand = self.observation_space, gym.spaces.MultiBinary(16)
         self.observation_space = gym.spaces.Dict({"board": board, "hand": hand})
 

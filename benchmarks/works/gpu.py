@@ -1,7 +1,8 @@
-"""What is to be measured on a GPU, in at most 40 minutes: `python -m benchmarks run gpu ppo-gpu --repeats 3 --peers`.
+"""What is to be measured on a GPU: `python -m benchmarks run gpu ppo-gpu --repeats 3 --peers`.
 
-Each work trains with one flag on and off, or says how many steps per second a known job reaches. Without a GPU they are
-skipped. A test runs every command on a CPU with a few steps, so that none fails for the first time on a lent machine.
+It is meant for 40 minutes, but nobody has run it on a GPU yet. Each work trains with one flag on and off, or says how
+many steps per second a known job reaches. Without a GPU the works are skipped. A test reads each command line, and
+trains the first side of three works on a CPU with a few steps.
 """
 
 from __future__ import annotations

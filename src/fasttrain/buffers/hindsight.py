@@ -125,7 +125,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
     def _set_episode(self, env: int, first: int, length: int, drawable: bool) -> None:
         rows = np.arange(first, first + length) % self.buffer_size
         self.ep_start[rows, env], self.ep_length[rows, env] = first % self.buffer_size, length if drawable else 0
-        worth = np.full(length, self._worth if drawable else 0.0)
+        worth = np.full(length, self._worth if drawable else 0.0, np.float64)
         if drawable and self.void is not None:
             worth[self.void[rows, env]] = 0.0
         set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, rows * self.n_envs + env, worth)

@@ -350,7 +350,7 @@ class RolloutStorage:
 
 
 def _fill(stored: Tensor, step: int, values: Tensor) -> None:
-    """stored[step] = values. On the CPU by numpy, which takes half of torch's time between the steps of Python envs."""
+    """stored[step] = values. On the CPU by numpy, which takes 0.7 of torch's time between the steps of Python envs."""
     if not stored.is_cpu:
         row = stored[step]
         row.copy_(values.reshape(row.shape))

@@ -105,7 +105,7 @@ def changed_settings(where: Path, config: Config) -> dict[str, Any]:
     stored = read_json(where / "plan.json")
     asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
     before = stored.get("config", {})
-    before = flat({**before, **{key: it for key, it in asked.items() if key in before}})
+    before = flat(without_unused_engines({**before, **{key: it for key, it in asked.items() if key in before}}))
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
     now = flat(without_unused_engines(to_dict(config)))
     keys = [key for key in {**now, **before} if key.split(".")[0] not in NOT_COMPARED]
