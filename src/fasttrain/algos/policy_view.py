@@ -125,18 +125,18 @@ class CategoricalView(NetworkView):
     """One categorical action per row (`self.dims` is None), or K sub-actions. The action net's outputs are logits."""
 
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
-        action_masks = self._masks(outputs, action_masks)
+        action_masks = self.all_legal(outputs, action_masks)
         return sample(outputs, action_masks) if self.dims is None else multi_sample(outputs, self.dims, action_masks)
 
     def rate(
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        action_masks = self._masks(outputs, action_masks)
+        action_masks = self.all_legal(outputs, action_masks)
         if self.dims is None:
             return log_prob_and_entropy(outputs, actions, action_masks, entropy_gradient)
         return multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
 
-    def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
+    def all_legal(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
         """The masks. A maskable policy gets all-legal ones for None: sb3-contrib normalises logits twice even then."""
         return torch.ones_like(logits, dtype=torch.bool) if action_masks is None and self.maskable else action_masks
 
@@ -335,12 +335,12 @@ def multi_log_prob_and_entropy(
         return log_prob.sum(1), entropy.sum(1)
     rated = [
         log_prob_and_entropy(part, action, mask, entropy_gradient)
-        for (part, mask), action in zip(_by_sub_action(logits, dims, action_masks), actions.unbind(1), strict=True)
+        for (part, mask), action in zip(by_sub_action(logits, dims, action_masks), actions.unbind(1), strict=True)
     ]
     return torch.stack([pair[0] for pair in rated], 1).sum(1), torch.stack([pair[1] for pair in rated], 1).sum(1)
 
 
-def _by_sub_action(
+def by_sub_action(
     logits: Tensor, dims: Sequence[int], action_masks: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """For each sub-action, of n choices: its logits (B, n) and masks (B, n)."""
@@ -390,7 +390,7 @@ def multi_sample(
     logits: Tensor, dims: Sequence[int], action_masks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:  # (B, sum of dims) → (B, K), (B,)
     """K sub-actions per row, drawn in their order as in SB3, and their joint log-probability."""
-    drawn = [sample(part, mask) for part, mask in _by_sub_action(logits, dims, action_masks)]
+    drawn = [sample(part, mask) for part, mask in by_sub_action(logits, dims, action_masks)]
     return torch.stack([pair[0] for pair in drawn], 1), torch.stack([pair[1] for pair in drawn], 1).sum(1)
 
 

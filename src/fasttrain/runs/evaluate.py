@@ -22,6 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.causes import check_step
+from fasttrain.algos.predicting import predict_of
 from fasttrain.batch import BoolArray, Int64Array, Observations, each_array
 from fasttrain.envs.user_code import process_settings
 from fasttrain.errors import ConfigError
@@ -78,8 +79,8 @@ def evaluate(
         max_steps: a longer episode is cut off, and is included with end reason `NOT_ENDED`.
         rests: an env of a DummyVecEnv that has played its episodes makes no further step.
     """
-    predict: Any = model.predict
-    masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
+    predict = predict_of(model)
+    masked = "action_masks" in inspect.signature(model.predict).parameters and env.has_attr("action_masks")
     quota = np.array([(episodes + i) // env.num_envs for i in range(env.num_envs)])
     returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
     finished: list[tuple[float, int, dict[str, Any]]] = []
@@ -105,7 +106,7 @@ def evaluate(
             starts = dones if late is None else dones | (late & starts)
             if late is not None and before is not None:
                 states = each_array(partial(np.where, late[:, None]), before, states)  # (L, N, H)
-            checksums.add(acted_on, lengths, late)
+            checksums.add(acted_on, lengths, quota == 0 if late is None else late | (quota == 0))
             returns += rewards
             lengths += 1 if late is None else ~late
             for index in np.flatnonzero(dones):
@@ -137,10 +138,10 @@ class EpisodeChecksums:
         # With continuous actions rounding errors change later observations, so only the first one is compared.
         self._all = not isinstance(env.action_space, spaces.Box)
 
-    def add(self, observations: Observations, lengths: Int64Array, late: BoolArray | None) -> None:
-        """Add the observations that the policy acted on, except those of envs that made no step (`late`)."""
+    def add(self, observations: Observations, lengths: Int64Array, idle: BoolArray) -> None:
+        """Add the observations that the policy acted on. An `idle` env made no step, or has played its episodes."""
         parts = observations.values() if isinstance(observations, dict) else (observations,)
-        for index in np.flatnonzero((self._all | (lengths == 0)) & (True if late is None else ~late)):
+        for index in np.flatnonzero((self._all | (lengths == 0)) & ~idle):
             for part in parts:
                 self.running[index] = zlib.crc32(part[index].tobytes(), int(self.running[index]))
 
