@@ -62,7 +62,8 @@ def test_actions_and_random_stream_are_those_of_predict(algorithm, observations,
         assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_weights_that_are_not_finite_raise_the_error_of_the_distribution():
+def test_weights_that_are_not_finite_raise_the_error_of_the_distribution(monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # a process-wide setting
     model = PPO("MlpPolicy", Stub(BOX, spaces.Discrete(3)), device="cpu")
     direct = predict_of(model)
     model.policy.action_net.bias.data.fill_(np.nan)

@@ -89,11 +89,11 @@ def advantages_of(
         advantages[left_out] = 0.0
     if traces is not None:
         decay[:-1] *= traces[1:]
-    carried = np.zeros_like(last_values)
-    for step in range(len(advantages) - 1, -1, -1):
-        np.multiply(decay[step], carried, out=carried)
-        advantages[step] += carried
-        carried[:] = advantages[step]
+    carried, product = np.zeros_like(last_values), np.empty_like(last_values)
+    for decayed, advantage in zip(decay[::-1], advantages[::-1], strict=True):
+        np.multiply(decayed, carried, out=product)
+        advantage += product
+        carried = advantage
     return advantages
 
 
@@ -120,6 +120,22 @@ def _host(tensor: Tensor) -> NDArray[Any]:
 def _stored(name: str, doc: str) -> Any:
     """A property that returns the storage's tensor `_<name>` as a numpy array."""
     return property(lambda storage: _host(getattr(storage, f"_{name}")), doc=doc)
+
+
+class _Place(NamedTuple):
+    """A stored tensor (T, N, ...) on the CPU as a numpy array, which takes a third of torch's time for small rows."""
+
+    array: NDArray[Any]
+    shape: tuple[int, ...]  # of one step
+    address: int
+    step_bytes: int
+
+    @classmethod
+    def of(cls, stored: Tensor) -> _Place | None:
+        """None for a tensor on another device."""
+        if not stored.is_cpu:
+            return None
+        return cls(stored.numpy(), tuple(stored.shape[1:]), stored.data_ptr(), stored.stride(0) * stored.element_size())
 
 
 class RolloutStorage:
@@ -153,6 +169,7 @@ class RolloutStorage:
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.settings = num_steps, num_envs, gamma, gae_lambda
         self.pos, self.full = 0, False
+        self._places: list[_Place | None] = []  # made by the first `add` after a reset
         self._left_out: BoolArray | None = None  # (T, N) True: no minibatch contains this row; None: all rows are used
         self._discrete = isinstance(action_space, spaces.Discrete)
         rows = (num_steps, num_envs)
@@ -232,6 +249,7 @@ class RolloutStorage:
         """Start again at the first step. Arrays are not cleared, because every row will be overwritten."""
         self.pos, self.full = 0, False
         self._left_out = None
+        self._places = []
 
     def place_observations(self, step: int) -> Observations | None:
         """The arrays (N, ...) in which the observations of `step` are stored, so that an env can write into them.
@@ -251,8 +269,12 @@ class RolloutStorage:
         """Store the next vector step of all envs. `rewards` (N,); `episode_starts` (N,)."""
         if self.full:
             raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
-        for stored, values in self._parts(row):
-            _fill(stored, self.pos, values)
+        self._places = self._places or [_Place.of(stored) for stored, _ in self._parts(row)]
+        for place, (stored, values) in zip(self._places, self._parts(row), strict=True):
+            if place is None:
+                stored[self.pos].copy_(values.reshape(stored.shape[1:]))
+            elif values.data_ptr() != place.address + self.pos * place.step_bytes:  # else the env has written here
+                place.array[self.pos] = values.numpy(force=True).reshape(place.shape)
         self.rewards[self.pos] = rewards
         self.episode_starts[self.pos] = episode_starts
         self.pos += 1
@@ -347,17 +369,6 @@ class RolloutStorage:
     def _gather_observations(self, rows: Tensor) -> TensorObservations:
         gathered = {key: stored.flatten(0, 1).index_select(0, rows) for key, stored in self._observations.items()}
         return gathered if self._keyed else gathered[""]
-
-
-def _fill(stored: Tensor, step: int, values: Tensor) -> None:
-    """stored[step] = values. On the CPU by numpy, which takes 0.7 of torch's time between the steps of Python envs."""
-    if not stored.is_cpu:
-        row = stored[step]
-        row.copy_(values.reshape(row.shape))
-    elif values.data_ptr() != stored.data_ptr() + step * stored.stride(0) * stored.element_size():
-        place, given = stored.numpy()[step], values.numpy(force=True)
-        place[...] = given if given.shape == place.shape else given.reshape(place.shape)
-    # else the env has already written here, through `place_observations` or `place_masks`
 
 
 def _scatter(stored: Tensor, steps: Int64Array, envs: Int64Array, values: Tensor) -> None:
