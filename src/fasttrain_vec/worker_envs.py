@@ -309,11 +309,11 @@ class EnvRows:
         if self.settings.check_finite:
             parts = self._into.items() if isinstance(self._into, dict) else [("", self._into)]
             for key, part in parts:
-                if part.dtype.kind == "f" and not np.isfinite(part).all():
+                if part.dtype.kind == "f" and np.count_nonzero(np.isfinite(part)) < part.size:  # faster than all()
                     finite = np.isfinite(part).reshape(len(part), -1).all(axis=1)
                     name = f"the observation{f' {key!r}' if key else ''} is not finite (NaN or infinite)"
                     bad |= dict.fromkeys(np.flatnonzero(~finite).tolist(), name)
-            if not np.isfinite(self.arrays.rewards).all():
+            if np.count_nonzero(np.isfinite(self.arrays.rewards)) < len(self.envs):
                 rows = np.flatnonzero(~np.isfinite(self.arrays.rewards)).tolist()
                 bad |= dict.fromkeys(rows, "the reward is not finite (NaN or infinite)")
         return sorted(bad.items())
