@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing.forkserver
 import os
 import random
@@ -375,6 +376,18 @@ def shared_memory_names(pid: int | str = "self") -> set[str]:
     with open(maps, encoding="utf-8") as lines:
         mapped = {int(line.split()[4]) for line in lines if " /dev/shm/" in line}  # by inode: a name may have changed
     return {entry.path for entry in os.scandir("/dev/shm") if entry.inode() in mapped}
+
+
+@contextmanager
+def no_litter() -> Iterator[None]:
+    """No process, no name in /dev/shm and no open file more than before."""
+    processes, names, files = processes_left(), shared_memory_names(), psutil.Process().num_fds()
+    yield
+    if shared_memory_names() - names:
+        gc.collect()  # of what a traceback still holds; costs 0.2 s
+    assert [process for process in processes_left() if process not in processes] == []
+    assert shared_memory_names() - names == set()
+    assert psutil.Process().num_fds() <= files + 3, "the fork server and the resource tracker may have begun"
 
 
 def chaos_envs(count: int) -> list[Callable[[], gym.Env[Any, Any]]]:

@@ -164,7 +164,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
             if ended[index]:
                 last[index], info = info, self._infos.unpack(record.reset_info, index)
             infos = self._add_info(infos, info, index)
-        for index in np.flatnonzero(ended).tolist():
+        for index in ended.nonzero()[0].tolist():  # flatnonzero takes 1 µs more
             final_obs = each_array(lambda part, row=index: part[row].copy(), arrays.final_observations)
             final_info = {"lost": LOST} if arrays.lost[index] else last.get(index, {})
             infos = self._add_info(infos, {"final_obs": final_obs, "final_info": final_info}, index)
@@ -181,7 +181,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
 
     def _observations(self) -> Any:
         observations = self._crew.arrays.observations[self._crew.buffers[0]]
-        return each_array(np.copy, observations) if self.copy else observations
+        return each_array(np.ndarray.copy, observations) if self.copy else observations
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call the method `name` of each env, or read the attribute. Returns the results of all envs."""

@@ -293,6 +293,7 @@ class Bell:
         self._reader, self._writer = None, state
 
 
+_yield_core = getattr(os, "sched_yield", lambda: time.sleep(0.0))  # Windows has no sched_yield
 PIECE_BYTES = 4096  # a write of up to this size is never partial (PIPE_BUF; on a local socket: one buffer)
 _LENGTH = struct.Struct("<Q")
 _POLL_S = 0.1
@@ -356,10 +357,9 @@ class Channel(NamedTuple):
 
 def acquire(semaphore: Any, spin_s: float, timeout_s: float | None = None) -> bool:
     """Take `semaphore`: spin for `spin_s`, then sleep. Returns False after `timeout_s`."""
-    if semaphore.acquire(False):
-        return True
     until = time.perf_counter() + spin_s
-    while time.perf_counter() < until:
-        if semaphore.acquire(False):
-            return True
-    return bool(semaphore.acquire(True, timeout_s))
+    while not semaphore.acquire(False):
+        if time.perf_counter() >= until:
+            return bool(semaphore.acquire(True, timeout_s))
+        _yield_core()  # else a worker that has replied keeps the trainer, which wakes up, from its core until it sleeps
+    return True

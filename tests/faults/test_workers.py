@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -23,16 +22,13 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain_vec.process import WorkerLostError, WorkerTraceback
 from toys import single_thread
 from worker_toys import (
-    CUT,
     END,
     FAULTS,
     GO,
     IN_PROCESS,
     Chaos,
     action_of,
-    chaos_envs,
-    checksum,
-    processes_left,
+    no_litter,
     shared_memory_names,
 )
 
@@ -42,18 +38,6 @@ pytestmark = [
 ]
 _one_thread = pytest.fixture(autouse=True, scope="module")(single_thread)
 TESTS = Path(__file__).parent.parent
-
-
-@contextmanager
-def no_litter() -> Iterator[None]:
-    """No process, no name in /dev/shm and no open file more than before."""
-    processes, names, files = processes_left(), shared_memory_names(), psutil.Process().num_fds()
-    yield
-    if shared_memory_names() - names:
-        gc.collect()  # of what a traceback still holds; costs 0.2 s
-    assert [process for process in processes_left() if process not in processes] == []
-    assert shared_memory_names() - names == set()
-    assert psutil.Process().num_fds() <= files + 3, "the fork server and the resource tracker may have begun"
 
 
 def started(kind: type[Chaos] = Chaos, **options: Any) -> SharedMemoryVecEnv:
@@ -190,65 +174,6 @@ def test_first_infos_of_the_episodes_after_a_fault_are_theirs():
     observations, *_ = env.step([GO, action_of("raise"), END, GO])
     assert [info["episode"] for info in env.reset_infos[1:3]] == observations[1:3, 1].tolist()
     env.close()
-
-
-def stepped(env: SharedMemoryVecEnv, last: Any, actions: Any, doomed: set[int]) -> Any:
-    """The next observations, of a step in which exactly the envs `doomed` lose their episodes.
-
-    Every observation says which env, episode and step it is of: each transition is checked against the one before.
-    """
-    observations, rewards, dones, infos = env.step(actions)
-    assert {episode.env_index for episode in env.slots.finished if episode.lost} == doomed
-    assert env.slots.action_masks.all()
-    for index, (before, after) in enumerate(zip(last, observations, strict=True)):
-        follows = np.array([index, before[1], before[2] + 1, 0.0])
-        follows[3] = checksum(follows)
-        assert (after[0], after[3]) == (index, checksum(after)), "another env's row, or a torn one"
-        assert (rewards[index], dones[index]) == ((0.0, True) if index in doomed else (1.0, actions[index] != GO))
-        if not dones[index]:
-            np.testing.assert_array_equal(after, follows)
-            continue
-        final = before if index in doomed else follows
-        np.testing.assert_array_equal(infos[index]["terminal_observation"], final)
-        assert infos[index]["TimeLimit.truncated"] == (index in doomed or actions[index] == CUT)
-        assert after[2] == 0, "a first state"
-        assert after[1] > before[1], "of another episode"
-    return observations
-
-
-@pytest.mark.parametrize("count", [12, pytest.param(200, marks=[pytest.mark.campaign, pytest.mark.timeout(280)])])
-def test_faults_in_one_run(count: int, monkeypatch: pytest.MonkeyPatch):
-    """It ends normally, no wrong transition gets through and nothing is left. The seed replays a failure."""
-    monkeypatch.setattr("fasttrain_vec.process.POLL_EVERY_S", 0.02)  # a death is noticed sooner
-    num_envs, rng = 6, np.random.default_rng(20260)
-    kinds = [*IN_PROCESS, "os_exit", "kill", "between steps", *(["hang", "stop"] if count > 100 else [])]
-
-    def drawn() -> Any:
-        return rng.choice([GO, END, CUT], num_envs, p=[0.7, 0.15, 0.15])
-
-    with no_litter():
-        env = SharedMemoryVecEnv(
-            chaos_envs(num_envs), num_workers=2, on_env_error="restart", step_timeout_s=1.0, max_restarts=10_000
-        )
-        env.seed(7)
-        last = env.reset()
-        for number in range(count):
-            for _ in range(rng.integers(1, 6)):
-                last = stepped(env, last, drawn(), set())
-            fault, where, actions = kinds[number % len(kinds)], int(rng.integers(num_envs)), drawn()
-            mates = {0, 1, 2} if where < 3 else {3, 4, 5}
-            if fault == "between steps":
-                os.kill(env.crew.workers[where // 3].process.pid, signal.SIGKILL)
-                assert env.env_method("where", indices=[where])[0][2] == 0
-                actions[where] = action_of("raise")  # meant for the state before: must not reach the fresh episode
-            else:
-                actions[where] = action_of(fault)
-            last = stepped(env, last, actions, {where} if fault in IN_PROCESS else mates)
-        stepped(env, last, drawn(), set())
-        assert env.restarts == count
-        assert env.lost_steps > count
-        close_twice(env)
-        del env
 
 
 # --- the trainer ends

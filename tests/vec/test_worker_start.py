@@ -211,6 +211,12 @@ def test_acquire(spin_s: float):
     assert acquire(semaphore, spin_s, 10.0)
 
 
+def test_spinning_yields_the_core(monkeypatch: pytest.MonkeyPatch):
+    semaphore = pair()[0].go
+    monkeypatch.setattr("fasttrain_vec.worker_start._yield_core", semaphore.release)
+    assert acquire(semaphore, 60.0, 0.0)
+
+
 # --- the line
 
 

@@ -166,7 +166,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         began = time.perf_counter_ns()
         self._records = crew.wait_step()
         self.wait_ns += time.perf_counter_ns() - began
-        self.slowest_ns += int(crew.control[:, STEP_NS].max())
+        self.slowest_ns += max(crew.control[:, STEP_NS].tolist())
         self.slots.observations = crew.arrays.observations[crew.buffers[0]]
         self.slots.finished = self.close_episodes(slice(0, self.num_envs), self._records)
 
@@ -175,7 +175,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         slots = self.slots
         self._returns[rows] += slots.rewards[rows]
         self._lengths[rows] += 1
-        ended = rows.start + np.flatnonzero(slots.terminations[rows] | slots.truncations[rows])
+        ended = rows.start + (slots.terminations[rows] | slots.truncations[rows]).nonzero()[0]
         if not ended.size:
             return []
         by_env = {record.env_index: record for record in records}
