@@ -62,13 +62,14 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 1,150 and five modules for actors of a cluster; 150 and a module for runs that are copied to another place; 165 and a
 # module for plan-cluster; 130 and a module for envs that ask to be replaced; 60 and a module for the total variation.
 # 105 and a module for evaluations that call the networks directly.
+# 6 for views of the storage made once; 3 of the vectorizer for groups that begin while workers step.
 CEILINGS = {
-    "fasttrain": {"lines": 47_846, "modules": 213, ": Any": 709},
+    "fasttrain": {"lines": 47_855, "modules": 213, ": Any": 709},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
     # SharedMemoryVecEnv, 33 the public names.
-    "fasttrain_vec": {"lines": 2_456, "modules": 10, ": Any": 27},
+    "fasttrain_vec": {"lines": 2_459, "modules": 10, ": Any": 27},
 }
 
 
@@ -93,7 +94,8 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # 75 the steps of DummyVecEnv compared with stock's, the account and the campaign for a GPU. 470 of benchmarks: the
 # account of what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool.
 # 95 of tests: that their actions are those of `predict`.
-LABORATORY = {"scripts": 419, "benchmarks": 4_804, "tests": 56_087}
+# 165 of tests: 1,000 faults of workers in both vector envs; 17: groups that begin while a worker steps.
+LABORATORY = {"scripts": 419, "benchmarks": 4_804, "tests": 56_274}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

@@ -176,10 +176,13 @@ class Crew:
         self.workers[index].post(HOLD if index in self._unreported else STEP)
 
     def align(self) -> None:
-        """Copy observations, so that one of the two arrays holds the last observations of all workers."""
+        """Copy observations, so that one of the two arrays holds the last observations of all workers.
+
+        A worker that steps is left out: it still writes the array that its step was started with.
+        """
         buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
-            if self.buffers[index] != buffer:
+            if self.buffers[index] != buffer and index not in self.stepping:
                 observations = self._rows(worker).observations
                 each_array(np.copyto, observations[buffer], observations[1 - buffer])
                 self.buffers[index] = buffer

@@ -51,6 +51,23 @@ def test_the_first_ready_group_is_not_the_first_sent():
     env.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
+def test_groups_made_while_a_worker_steps_leave_its_observations_alone():  # as at each rollout of schedule=continuous
+    env = SharedMemoryVecEnv([CounterFactory(0), CounterFactory(1, 0.05)], num_workers=2)
+    env.reset()
+    groups = WorkerGroups(env)
+    for step in range(1, 4):
+        groups.send_all([0], np.array([1]))
+        assert groups.take([0])[0].observations[:, 2].tolist() == [step]
+    for step in range(1, 4):
+        groups.send_all([1], np.array([2]))
+        groups = WorkerGroups(env)
+        assert groups.take([1])[0].observations[:, 2].tolist() == [step]
+    groups.finish()
+    assert env.slots.observations[:, 2].tolist() == [3, 3]
+    env.close()
+
+
 def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
     shared.reset()
     groups = WorkerGroups(shared)
