@@ -277,6 +277,7 @@ class KernelEngine(Engine):
         if parts not in self._scratch:
             width, block = int(self.layout.dims.sum()), len(self._constants.every)
             self._scratch[parts] = ppo.Scratch(
+                seen=zeros(parts, self.layout.inputs, block),
                 activations=zeros(parts, block, self._row_size),
                 deltas=zeros(parts, block, self._row_size),
                 probs=zeros(parts, 4, width),

@@ -85,7 +85,7 @@ def act_rows(
         for i in range(begin, begin + len(block)):
             list_entries(observations[i], masks[i], i, lists)
         if memory is None:
-            forward_block(flat, layout, lists, block, activations)
+            forward_block(flat, layout, lists, block, scratch.seen[me], activations)
         else:
             forward_remembering(block, begin, flat, layout, lists, memory, activations, me)
         decide(block, drawn, flat, layout, lists, activations, probs, scratch.every, acted)

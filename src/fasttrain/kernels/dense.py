@@ -25,6 +25,7 @@ from fasttrain.kernels.simd import (
     add_to_half_strip,
     add_to_narrow_strip,
     add_to_wide_strip,
+    copy_panel,
     narrow_tile,
     panel,
     sum_half_strip,
@@ -80,9 +81,7 @@ def _product(a: Float32Array, b: Float32Array, start: Float32Array, down: int, r
         for j in range(0, n, _TILE):
             width = min(_TILE, n - j)
             piece, part = copied[: depth * width].reshape((depth, width)), out[:, j : j + width]
-            for c in range(depth):
-                for v in range(width):
-                    piece[c, v] = b[first + c, j + v]
+            copy_panel(b, first, j, piece)
             if first == 0:
                 _tiles(a_part, piece, start[:, j : j + width], down, rows, part)
             else:

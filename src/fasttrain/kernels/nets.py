@@ -39,6 +39,7 @@ from fasttrain.kernels.simd import (
 from fasttrain.threads import begin_work, claim, end_work
 
 POLICY, VALUE = 0, 1
+DENSE_FROM = 0.6  # share of inputs that are not zero, from which all inputs are multiplied
 LISTED = 128  # rows that a thread of `compress` takes at once: about 50 µs of work with AVX2, 10 with AVX-512
 
 
@@ -167,18 +168,46 @@ def padded_rows(count: int) -> int:
 
 @njit_inner
 def forward_block(
-    flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, activations: Float32Array
-) -> None:
-    """Compute the hidden activations of both nets for the rows `order`, at most BLOCK rows."""
+    flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, seen: Float32Array, activations: Float32Array
+) -> bool:
+    """Compute the hidden activations of both nets for the rows `order`, at most BLOCK rows.
+
+    Returns:
+        whether `seen` (inputs, BLOCK) has the rows' inputs; see `spread`.
+    """
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))
     bias = flat[layout.first_biases : layout.first_biases + width]
     padded = padded_rows(len(order))
-    sparse_forward(lists, order, w, bias, activations)
+    dense = spread(lists, order, seen)
+    if dense:
+        set_product(seen[:, :padded].T, w, bias, padded, activations[:, :width])
+    else:
+        sparse_forward(lists, order, w, bias, activations)
     activations[len(order) : padded, :width] = 0.0
     for r in range(len(order)):
         activate(activations[r, :width], layout.kind)
     forward_hidden(flat, layout, padded, activations)
+    return dense
+
+
+@njit_inner
+def spread(lists: Lists, order: Int64Array, seen: Float32Array) -> bool:
+    """Write the inputs of the rows `order` into the columns of `seen` (inputs, BLOCK), if few of them are zero.
+
+    Then a product of all inputs takes half of the time of sums over the lists. Its results are the same, bit for bit:
+    it adds the same terms in the same order, and zeros.
+    """
+    count, total = len(order), 0
+    for row in order:
+        total += lists.starts[row + 1] - lists.starts[row]
+    if DENSE_FROM * count * len(seen) > total or len(seen) < TILE_ROWS:
+        return False
+    seen[:, : padded_rows(count)] = 0.0
+    for r in range(count):
+        for m in range(lists.starts[order[r]], lists.starts[order[r] + 1]):
+            seen[lists.columns[m], r] = lists.values[m]
+    return True
 
 
 @njit_inner
@@ -230,17 +259,25 @@ def backward_hidden(
 
 @njit_inner
 def backward_block(
-    flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, activations: Float32Array,
-    deltas: Float32Array, transposed: Float32Array, constants: Constants, gradient: Float32Array,
+    flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, dense: bool, seen: Float32Array,
+    activations: Float32Array, deltas: Float32Array, transposed: Float32Array, constants: Constants,
+    gradient: Float32Array,
 ) -> None:  # fmt: skip
-    """Gradients of all hidden layers of both nets for the rows `order`; `deltas` as in `backward_hidden`."""
+    """Gradients of all hidden layers of both nets for the rows `order`; `deltas` as in `backward_hidden`, `dense` and
+    `seen` from `forward_block`."""
     backward_hidden(flat, layout, len(order), activations, deltas, transposed, constants, gradient)
     _, ones, every = constants
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w_out = gradient[at : at + inputs * width].reshape((inputs, width))
     for r in range(len(order)):
         through_activation(deltas[r, :width], activations[r, :width], layout.kind)
-    sparse_backward(lists, order, deltas, w_out)
+    if dense:
+        padded, tiled = padded_rows(len(order)), inputs // TILE_ROWS * TILE_ROWS
+        add_product(seen[:, :padded], deltas[:padded, :width], tiled, w_out)
+        for c in range(tiled, inputs):
+            sum_rows(seen[c], every, 0, len(order), deltas[:, :width], w_out[c], w_out[c])
+    else:
+        sparse_backward(lists, order, deltas, w_out)
     bias_out = gradient[layout.first_biases : layout.first_biases + width]
     sum_rows(ones, every, 0, len(order), deltas[:, :width], bias_out, bias_out)
 

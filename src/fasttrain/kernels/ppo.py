@@ -64,6 +64,7 @@ class Scratch(NamedTuple):
     The nets compute BLOCK rows at once, so that the activations stay in the cache.
     """
 
+    seen: Float32Array  # (parts, inputs, BLOCK) inputs of the rows, if few of them are zero
     activations: Float32Array  # (parts, BLOCK, S)
     deltas: Float32Array  # (parts, BLOCK, S) gradients of the activations
     probs: Float32Array  # (parts, 4, A) values for the legal actions of one row; see `rate`
@@ -261,11 +262,11 @@ def gradient_of_part(batch: Int64Array, training: Training, part: int) -> None:
             fetch(lists.values, lists.starts[row], lists.starts[row + 1])
             fetch(lists.columns, lists.starts[row], lists.starts[row + 1])
             fetch(lists.legal, lists.legal_starts[row], lists.legal_starts[row + 1])
-        forward_block(flat, layout, lists, block, scratch.activations[part])
+        dense = forward_block(flat, layout, lists, block, scratch.seen[part], scratch.activations[part])
         policy_block(block, 1.0 / count, training, part)
         value_block(block, 1.0 / count, training, part)
-        backward_block(flat, layout, lists, block, scratch.activations[part], scratch.deltas[part], scratch.transposed,
-                       constants, scratch.gradients[part])  # fmt: skip
+        backward_block(flat, layout, lists, block, dense, scratch.seen[part], scratch.activations[part],
+                       scratch.deltas[part], scratch.transposed, constants, scratch.gradients[part])  # fmt: skip
 
 
 @njit_inline

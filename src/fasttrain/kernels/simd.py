@@ -140,9 +140,9 @@ class _Code:
     def number(self, value: int) -> ir.Value:
         return ir.Constant(_INDEX, value)
 
-    def length(self, position: int) -> ir.Value:
-        """Number of rows of the array argument at `position`."""
-        return cgutils.unpack_tuple(self.builder, self._array(position).shape)[0]
+    def shape(self, position: int) -> list[ir.Value]:
+        """Shape of the array argument at `position`."""
+        return cgutils.unpack_tuple(self.builder, self._array(position).shape)  # type: ignore[no-any-return]
 
     def _array(self, position: int) -> ir.Value:
         kind = self.signature.args[position]
@@ -189,7 +189,7 @@ def _write_tile(code: _Code, vectors: int) -> None:
     starts = [code.pointer(4, code.builder.mul(number, down), column) for number in numbers]
     sums = [[code.cell(code.load(start, v)) for v in range(vectors)] for start in starts]
     along, across, b_start = code.stride(0, 1), code.stride(2, 0), code.pointer(2, code.number(0), column)
-    with code.loop(code.number(0), code.length(2)) as k:
+    with code.loop(code.number(0), code.shape(2)[0]) as k:
         b_row = code.along(b_start, code.builder.mul(k, across))
         b_vectors = [code.load(b_row, v) for v in range(vectors)]
         for a_row, cells in zip(a_rows, sums, strict=True):
@@ -265,6 +265,26 @@ def panel(typing: Context) -> Code:
         return array._getvalue()
 
     return types.Array(types.float32, 1, "C")(), as_generator(write)
+
+
+@intrinsic
+def copy_panel(typing: Context, b: Kind, first: Kind, j: Kind, out: Kind) -> Code:
+    """out[:, :] = b[first:first+depth, j:j+width], for out (depth, width), width a multiple of `LANES`."""
+
+    def write(code: _Code) -> None:
+        builder, (_, first, column, _) = code.builder, code.arguments
+        depth, width = code.shape(3)
+        vectors, size = builder.sdiv(width, code.number(LANES)), code.number(4 * LANES)
+        b_start, out_start = code.pointer(0, first, column), code.pointer(3, code.number(0), code.number(0))
+        b_down, out_down = code.stride(0, 0), code.stride(3, 0)
+        with code.loop(code.number(0), depth) as c:
+            b_row = code.along(b_start, builder.mul(c, b_down))
+            out_row = code.along(out_start, builder.mul(c, out_down))
+            with code.loop(code.number(0), vectors) as v:
+                at = builder.mul(v, size)
+                code.store(code.load(code.along(b_row, at)), code.along(out_row, at))
+
+    return types.void(b, types.int64, types.int64, out), as_generator(write)
 
 
 @intrinsic
