@@ -62,9 +62,10 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 1,150 and five modules for actors of a cluster; 150 and a module for runs that are copied to another place; 165 and a
 # module for plan-cluster; 130 and a module for envs that ask to be replaced; 60 and a module for the total variation.
 # 105 and a module for evaluations that call the networks directly.
-# 6 for views of the storage made once; 3 of the vectorizer for groups that begin while workers step.
+# 6 for views of the storage made once; 58 for products of
+# whole blocks of dense inputs; 3 of the vectorizer for groups that begin while workers step.
 CEILINGS = {
-    "fasttrain": {"lines": 47_855, "modules": 213, ": Any": 709},
+    "fasttrain": {"lines": 47_913, "modules": 213, ": Any": 709},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
@@ -95,7 +96,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # account of what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool.
 # 95 of tests: that their actions are those of `predict`.
 # 165 of tests: 1,000 faults of workers in both vector envs; 17: groups that begin while a worker steps.
-LABORATORY = {"scripts": 419, "benchmarks": 4_804, "tests": 56_274}
+LABORATORY = {"scripts": 419, "benchmarks": 4_804, "tests": 56_275}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -122,9 +123,10 @@ def test_settings_are_not_above_their_ceiling() -> None:
 # are the traces of older rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout; 3
 # end an update above a total variation. One of the kernels asks whether activations have their default arguments.
 PATH_CEILINGS = {
-    "ppo": {"files": 8, "functions": 86, "lines": 905},
+    # one line of ppo and of recurrent: the views of the storage
+    "ppo": {"files": 8, "functions": 86, "lines": 906},
     "kernels": {"files": 12, "functions": 85, "lines": 893},
-    "recurrent": {"files": 12, "functions": 87, "lines": 893},
+    "recurrent": {"files": 12, "functions": 87, "lines": 894},
     # a hook of the replay buffer instead of two copies of `put`; 12 lines for envs that ask to be replaced
     "dqn": {"files": 14, "functions": 82, "lines": 897},
     "sac": {"files": 12, "functions": 60, "lines": 680},  # as for dqn
