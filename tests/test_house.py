@@ -65,7 +65,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 6 for views of the storage made once; 58 for products of
 # whole blocks of dense inputs; 3 of the vectorizer for groups that begin while workers step.
 CEILINGS = {
-    "fasttrain": {"lines": 47_913, "modules": 213, ": Any": 709},
+    "fasttrain": {"lines": 47_907, "modules": 213, ": Any": 709},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
@@ -96,7 +96,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # account of what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool.
 # 95 of tests: that their actions are those of `predict`.
 # 165 of tests: 1,000 faults of workers in both vector envs; 17: groups that begin while a worker steps.
-LABORATORY = {"scripts": 419, "benchmarks": 4_804, "tests": 56_275}
+LABORATORY = {"scripts": 419, "benchmarks": 4_804, "tests": 56_276}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

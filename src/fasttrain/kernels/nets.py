@@ -170,11 +170,7 @@ def padded_rows(count: int) -> int:
 def forward_block(
     flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, seen: Float32Array, activations: Float32Array
 ) -> bool:
-    """Compute the hidden activations of both nets for the rows `order`, at most BLOCK rows.
-
-    Returns:
-        whether `seen` (inputs, BLOCK) has the rows' inputs; see `spread`.
-    """
+    """Compute the hidden activations of both nets for `order`, at most BLOCK rows. Returns what `spread` returns."""
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))
     bias = flat[layout.first_biases : layout.first_biases + width]
@@ -195,8 +191,7 @@ def forward_block(
 def spread(lists: Lists, order: Int64Array, seen: Float32Array) -> bool:
     """Write the inputs of the rows `order` into the columns of `seen` (inputs, BLOCK), if few of them are zero.
 
-    Then a product of all inputs takes half of the time of sums over the lists. Its results are the same, bit for bit:
-    it adds the same terms in the same order, and zeros.
+    A product of all inputs then takes half the time of sums over lists, with the same bits: it only adds zeros.
     """
     count, total = len(order), 0
     for row in order:
@@ -263,8 +258,7 @@ def backward_block(
     activations: Float32Array, deltas: Float32Array, transposed: Float32Array, constants: Constants,
     gradient: Float32Array,
 ) -> None:  # fmt: skip
-    """Gradients of all hidden layers of both nets for the rows `order`; `deltas` as in `backward_hidden`, `dense` and
-    `seen` from `forward_block`."""
+    """Gradients of all hidden layers for `order`; `deltas` of `backward_hidden`, `seen` of `forward_block`."""
     backward_hidden(flat, layout, len(order), activations, deltas, transposed, constants, gradient)
     _, ones, every = constants
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
