@@ -21,49 +21,40 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # start that is a second shorter; 164 and two modules, 172 and three of engines, for what a backend answers, who is
 # asked in place of its name; 10 for the parts of a run, typed; 186 and a module, 55 and one of games, for what a game
 # declares of itself, where it is found, and runs that stored it; 16 for classes that are typed where they were before;
-# 15 for train(…) that continues a run; 12 for weights that nest a thing in itself or stand under two names;
-# 95 and four modules for trackers and rl_zoo3's files, found by their names;
-# 95 for engines of other packages that are faulty, which are left out and named, for runs that are read without engines
-# that they did not use, and for metadata that are older than the source; 3 for a game that cannot be loaded;
-# 70 for modules of before, which scripts and pickles name, for two-sided runs of before, for an installed game that
-# env.game names, and for a finished run where the default game is not installed;
-# 442 and three modules for `fasttrain settings`, its schema, `check --config FILE`, and a sentence for each setting;
-# 131 and a module for the help of profiles and topics, and for the shell's completion of commands and values.
-# 672 and three modules, 19 of games, for tasks of a curriculum: their settings, draws, figures, and the way to workers;
-# 110 for texts of vec, envs, spec and cli in whole sentences, with the arguments and errors of each function;
-# 138 for what is wrong with an answer of an env that SB3's loop or a VectorEnv failed on, and
-# for output and paths that the system refuses.
-# 644 and four modules for what a training may begin with: another model's weights, recorded decisions, a teacher.
-# 150 and a module for phases of a game.
-# 1 for a checkup that had no time to compare actions, whose equal returns prove nothing.
-# 76 for tasks in self-play, stages that are shown and wait for their own episodes, clones of runs as they saw their
-# game, and wrong files of decisions.
-# 77 for a first day: programs of the own environment by their paths, observations that no algorithm reads, games for
-# several agents, files with a wrong setting, and models that cannot be read, with what to write in their place.
-# 558 and two modules for several policies in one game: their settings, the rows that each decides and learns from, how
-# they act together, and their files.
-# 330 and two modules for goals that one policy sets for another, and for a policy's own reward and view of the game;
-# 110 and a module for policies that remember; 75 for agents of PettingZoo with different roles and spaces.
-# 65 for wrong settings of policies, models of several policies in place of one, errors that name the policy, and the
-# update of several policies in doctor.
-# 90 for truncated episodes in clone, curves of tasks, errors in workers of SubprocVecEnv, states of curricula that JSON
-# does not hold, and absolute paths of other models.
-# 31 of games for tasks of Skirmish; 21 for a teacher that is a zip;
-# 4 for trying slower threads less often, which made Skull King 2 % faster (three runs in turn).
-# 420 and two modules for a search by Optuna: for reward, win rate and times besides steps/s, with ranges and the usual
-# values of each algorithm, trials that end early, several processes in one study, and a confirmation on fresh seeds.
-# 28 for searches with A2C and ARS, ranges by a setting's type, tune.space, and the command that uses the result.
-# 222 and a module for PPO that learns from its last few rollouts.
-# 290 and a module for envs that go on stepping while PPO updates. 210 and a module for sweeps by launcher plugins.
-# 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
-# 930 and five modules for several models side by side: runs that are forked with everything imported, cells of a study
-# on cores of their own, population-based training, a training that ends at a step, and first episodes of random
-# lengths.
-# 1,150 and five modules for actors of a cluster; 150 and a module for runs that are copied to another place; 165 and a
-# module for plan-cluster; 130 and a module for envs that ask to be replaced; 60 and a module for the total variation.
-# 105 and a module for evaluations that call the networks directly.
-# 6 for views of the storage made once; 58 for products of
-# whole blocks of dense inputs; 3 of the vectorizer for groups that begin while workers step.
+# 15 for train(…) that continues a run; 12 for weights that nest a thing in itself or stand under two names; 95 and four
+# modules for trackers and rl_zoo3's files, found by their names; 95 for engines of other packages that are faulty,
+# which are left out and named, for runs that are read without engines that they did not use, and for metadata that are
+# older than the source; 3 for a game that cannot be loaded; 70 for modules of before, which scripts and pickles name,
+# for two-sided runs of before, for an installed game that env.game names, and for a finished run where the default game
+# is not installed; 442 and three modules for `fasttrain settings`, its schema, `check --config FILE`, and a sentence
+# for each setting; 131 and a module for the help of profiles and topics, and for the shell's completion of commands and
+# values. 672 and three modules, 19 of games, for tasks of a curriculum: their settings, draws, figures, and the way to
+# workers; 110 for texts of vec, envs, spec and cli in whole sentences, with the arguments and errors of each function;
+# 138 for what is wrong with an answer of an env that SB3's loop or a VectorEnv failed on, and for output and paths that
+# the system refuses. 644 and four modules for what a training may begin with: another model's weights, recorded
+# decisions, a teacher. 150 and a module for phases of a game. 1 for a checkup that had no time to compare actions,
+# whose equal returns prove nothing. 76 for tasks in self-play, stages that are shown and wait for their own episodes,
+# clones of runs as they saw their game, and wrong files of decisions. 77 for a first day: programs of the own
+# environment by their paths, observations that no algorithm reads, games for several agents, files with a wrong
+# setting, and models that cannot be read, with what to write in their place. 558 and two modules for several policies
+# in one game: their settings, the rows that each decides and learns from, how they act together, and their files. 330
+# and two modules for goals that one policy sets for another, and for a policy's own reward and view of the game; 110
+# and a module for policies that remember; 75 for agents of PettingZoo with different roles and spaces. 65 for wrong
+# settings of policies, models of several policies in place of one, errors that name the policy, and the update of
+# several policies in doctor. 90 for truncated episodes in clone, curves of tasks, errors in workers of SubprocVecEnv,
+# states of curricula that JSON does not hold, and absolute paths of other models. 31 of games for tasks of Skirmish; 21
+# for a teacher that is a zip; 4 for trying slower threads less often, which made Skull King 2 % faster (three runs in
+# turn). 420 and two modules for a search by Optuna: for reward, win rate and times besides steps/s, with ranges and the
+# usual values of each algorithm, trials that end early, several processes in one study, and a confirmation on fresh
+# seeds. 28 for searches with A2C and ARS, ranges by a setting's type, tune.space, and the command that uses the result.
+# 222 and a module for PPO that learns from its last few rollouts. 290 and a module for envs that go on stepping while
+# PPO updates. 210 and a module for sweeps by launcher plugins. 387 and a module for hindsight: a buffer that draws as
+# SB3's does, in a time that its size does not change. 930 and five modules for several models side by side: runs that
+# are forked with everything imported, cells of a study on cores of their own, population-based training, a training
+# that ends at a step, and first episodes of random lengths. 1,150 and five modules for actors of a cluster; 150 and a
+# module for runs that are copied to another place; 165 and a module for plan-cluster; 130 and a module for envs that
+# ask to be replaced; 60 and a module for the total variation. 105 and a module for evaluations that call the networks
+# directly; 62 for products of dense inputs and stored rows.
 CEILINGS = {
     "fasttrain": {"lines": 47_907, "modules": 213, ": Any": 709},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
@@ -86,16 +77,14 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # fails, and tell an environment that was made here and half an upgrade from others; 5 are the lane with the library of
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
-# search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
-# 276 of tests: forked runs, cells side by side, populations and their exchanges.
-# 1,400 of tests: actors and their faults, replaced envs, copied runs, the recipes and the plan of a cluster. 130 of
-# benchmarks: actors, with RLlib beside them.
-# 70 of tests: the last killed trial, other settings in one folder, a failed seed, algorithms without minibatches.
-# 371 of tests: the vectorizer as a Gymnasium VectorEnv beside SyncVectorEnv, its faults, and without torch and numba;
-# 75 the steps of DummyVecEnv compared with stock's, the account and the campaign for a GPU. 470 of benchmarks: the
-# account of what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool.
-# 95 of tests: that their actions are those of `predict`.
-# 165 of tests: 1,000 faults of workers in both vector envs; 17: groups that begin while a worker steps.
+# search by Optuna: its space, its journal that processes share, what ends early, and the confirmation. 276 of tests:
+# forked runs, cells side by side, populations and their exchanges. 1,400 of tests: actors and their faults, replaced
+# envs, copied runs, the recipes and the plan of a cluster. 130 of benchmarks: actors, with RLlib beside them. 70 of
+# tests: the last killed trial, other settings in one folder, a failed seed, algorithms without minibatches. 371 of
+# tests: the vectorizer as a Gymnasium VectorEnv beside SyncVectorEnv, its faults, and without torch and numba; 75 the
+# steps of DummyVecEnv compared with stock's, the account and the campaign for a GPU. 470 of benchmarks: the account of
+# what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
+# direct predictions, faults of workers, groups, dense inputs.
 LABORATORY = {"scripts": 419, "benchmarks": 4_804, "tests": 56_276}
 
 

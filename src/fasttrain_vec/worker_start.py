@@ -361,5 +361,5 @@ def acquire(semaphore: Any, spin_s: float, timeout_s: float | None = None) -> bo
     while not semaphore.acquire(False):
         if time.perf_counter() >= until:
             return bool(semaphore.acquire(True, timeout_s))
-        _yield_core()  # else a worker that has replied keeps the trainer, which wakes up, from its core until it sleeps
+        _yield_core()  # a worker that spins after its reply must not hold the core that the trainer needs
     return True

@@ -222,6 +222,13 @@ def test_what_a_callback_writes_into_the_observations_is_learned_from():
     assert not torch.equal(weights(plain), weights(changed))
 
 
+def test_an_option_that_is_set_between_rollout_and_update_is_obeyed():  # by torch: kernels compute a plain Adam
+    model = made(engine="kernels").learn(64)
+    model.policy.optimizer.param_groups[0]["weight_decay"] = 0.1
+    model.train()
+    assert "weight_decay" in model.engine.unsupported_reason
+
+
 def test_an_update_that_is_not_finite_leaves_the_weights_alone():
     model = made(engine="kernels").learn(64)
     model.engine.guard = None  # with it: tests/faults/test_nan.py

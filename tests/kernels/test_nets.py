@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled import from_python
-from fasttrain.kernels.nets import compress, count_nonzero, empty_lists, where_nonzero
+from fasttrain.kernels.dense import add_product, set_product, sparse_backward, sparse_forward
+from fasttrain.kernels.nets import compress, count_nonzero, empty_lists, spread, where_nonzero
 from fasttrain.threads import run
 
+add_product, set_product, spread = map(from_python, (add_product, set_product, spread))
+sparse_backward, sparse_forward = from_python(sparse_backward), from_python(sparse_forward)
 count_nonzero = from_python(count_nonzero)
 where_nonzero = from_python(where_nonzero)
 
@@ -41,3 +44,23 @@ def test_places_of_what_is_not_zero():
     assert count_nonzero(row) == 5
     where_nonzero(row, places)
     assert places.tolist() == [0, 15, 16, 31, 36]
+
+
+def test_products_of_spread_inputs_are_those_of_the_lists_bit_for_bit():
+    rng, order = np.random.default_rng(0), np.array([4, 1, 6, 2, 0])
+    observations = rng.standard_normal((7, 16)).astype(np.float32)
+    observations[rng.random(observations.shape) < 0.2] = 0.0
+    observations[5] = 0.0
+    lists, seen = empty_lists(7, 16, 2), np.full((16, 16), np.nan, np.float32)
+    run(compress, 1, observations, np.ones((7, 2), np.bool_), lists)
+    assert not spread(lists, np.array([5, 4]), seen), "more than 40 % are zero"
+    assert spread(lists, order, seen)
+    w, bias, deltas = (rng.standard_normal(shape).astype(np.float32) for shape in ((16, 32), 32, (8, 32)))
+    by_lists, by_all = np.zeros((2, 8, 32), np.float32)
+    sparse_forward(lists, order, w, bias, by_lists)
+    set_product(seen[:, :8].T, w, bias, 8, by_all)
+    np.testing.assert_array_equal(by_lists[:5], by_all[:5])
+    of_lists, of_all = w.copy(), w.copy()
+    sparse_backward(lists, order, deltas, of_lists)
+    add_product(seen[:, :8], deltas, 16, of_all)
+    np.testing.assert_array_equal(of_lists, of_all)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -56,13 +57,10 @@ def test_groups_made_while_a_worker_steps_leave_its_observations_alone():  # as 
     env = SharedMemoryVecEnv([CounterFactory(0), CounterFactory(1, 0.05)], num_workers=2)
     env.reset()
     groups = WorkerGroups(env)
-    for step in range(1, 4):
-        groups.send_all([0], np.array([1]))
-        assert groups.take([0])[0].observations[:, 2].tolist() == [step]
-    for step in range(1, 4):
-        groups.send_all([1], np.array([2]))
+    for group, step in itertools.product((0, 1), (1, 2, 3)):
+        groups.send_all([group], np.array([1]))
         groups = WorkerGroups(env)
-        assert groups.take([1])[0].observations[:, 2].tolist() == [step]
+        assert groups.take([group])[0].observations[:, 2].tolist() == [step]
     groups.finish()
     assert env.slots.observations[:, 2].tolist() == [3, 3]
     env.close()

@@ -235,7 +235,7 @@ class Collector:
         self.continuous: Any = None  # a `Continuous`; only with schedule=continuous
         self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
-        self.watch: Any = None  # an `eligible.Watch`; only with compiled kernels
+        self.watch: Any = None  # an `eligible.Watch`; only DQN and SAC have one
         self.source: SlotSource | None = None  # steps the env and has its results
         self._env: VecEnv | None = None
 
@@ -329,6 +329,7 @@ class Fast(BaseAlgorithm):
     engine: Engine
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
+    _updates_often: ClassVar[bool] = False  # True: keep `unsupported_reason` until the model changes
     bootstrap_truncated = bootstrap_truncated  # also a method, so that subclasses can override it
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
@@ -371,8 +372,8 @@ class Fast(BaseAlgorithm):
         if watch is not None and watch.holds(self):
             return watch.reason  # type: ignore[no-any-return]
         eligible, reason = find_kernels()
-        if eligible is None:
-            return reason
+        if eligible is None or not self._updates_often:
+            return reason if eligible is None else eligible.unsupported_reason(self)
         self.collector.watch = watch = eligible.Watch(self)  # computing the reason takes longer than an update of DQN
         return watch.reason  # type: ignore[no-any-return]
 

@@ -50,6 +50,7 @@ def without_threads_left(learn: Learn) -> Learn:
 class OffPolicy(Fast, OffPolicyAlgorithm):
     """The base of DQN and SAC. If the replay buffer is no `ReplayStorage`, SB3's own loops run."""
 
+    _updates_often = True
     dims: list[int]  # sizes of the sub-actions; their sum is a mask's width
     use_masking = False
     prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: uniform replay

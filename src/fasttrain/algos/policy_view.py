@@ -125,18 +125,18 @@ class CategoricalView(NetworkView):
     """One categorical action per row (`self.dims` is None), or K sub-actions. The action net's outputs are logits."""
 
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
-        action_masks = self.all_legal(outputs, action_masks)
+        action_masks = self.masks_for(outputs, action_masks)
         return sample(outputs, action_masks) if self.dims is None else multi_sample(outputs, self.dims, action_masks)
 
     def rate(
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        action_masks = self.all_legal(outputs, action_masks)
+        action_masks = self.masks_for(outputs, action_masks)
         if self.dims is None:
             return log_prob_and_entropy(outputs, actions, action_masks, entropy_gradient)
         return multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
 
-    def all_legal(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
+    def masks_for(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
         """The masks. A maskable policy gets all-legal ones for None: sb3-contrib normalises logits twice even then."""
         return torch.ones_like(logits, dtype=torch.bool) if action_masks is None and self.maskable else action_masks
 

@@ -28,7 +28,7 @@ from fasttrain.algos.policy_view import (
 )
 from fasttrain.batch import BoolArray, Observations
 
-# Methods that the direct way replaces or relies on. A class that overrides one is asked by its own `predict`.
+# Methods that `DirectPredict` replaces. If a policy overrides one of them, its own `predict` is called.
 _PREDICT_PATH = ("predict", "_predict", "get_distribution", "extract_features", "obs_to_tensor")
 Predict = Callable[..., tuple[NDArray[Any], Any]]  # called as `BaseAlgorithm.predict`, and `MaskablePPO.predict`
 
@@ -36,9 +36,9 @@ Predict = Callable[..., tuple[NDArray[Any], Any]]  # called as `BaseAlgorithm.pr
 def predict_of(model: BaseAlgorithm) -> Predict:
     """`model.predict`, or a function that is called alike and calls the policy's networks directly.
 
-    For 8 rows `MaskablePPO.predict` takes 267 µs, of which most are distribution objects; the direct way takes 100 µs.
-    It draws from torch's random stream exactly as SB3 does. It holds for unchanged policies of PPO and MaskablePPO,
-    which must not be trained meanwhile; a `model.predict` of any other class is returned as it is.
+    For 8 rows `MaskablePPO.predict` takes 267 µs, most of them for distribution objects, and the function takes 100 µs.
+    Its actions are those of `predict`, drawn from the same random stream. It is made only for PPO and MaskablePPO with
+    SB3's own policy classes. Make a new one after each update of the policy.
     """
     policy: Any = getattr(model, "policy", None)  # a user's object may have no more than `predict`
     own = type(model).predict not in (BaseAlgorithm.predict, MaskablePPO.predict) or "predict" in vars(model)
@@ -94,7 +94,7 @@ def likeliest(view: NetworkView, outputs: Tensor, masks: Tensor | None) -> Tenso
     """The mode of each row's distribution. Of equal probabilities it is the first, as in SB3."""
     if not isinstance(view, CategoricalView):
         return outputs
-    masks = view.all_legal(outputs, masks)
+    masks = view.masks_for(outputs, masks)
     parts = [(outputs, masks)] if view.dims is None else by_sub_action(outputs, view.dims, masks)
     best = []
     for logits, mask in parts:
