@@ -346,6 +346,7 @@ class ThreadChoice:
             first be woken: acting for 256 envs takes 0.27 ms at first, then 0.11; without threads 0.19.
     """
 
+    FIRST = 2  # runs of each mode before the first choice, because the first run on threads is slow
     TRY_OTHER_EVERY = 50  # in one of 50 trials the slower mode is used
     CLEAR = 1.3  # a mode that is slower by this factor is tried a quarter as often
     REMEMBERED = 4  # last runs of each mode; the fastest is compared, so that short disturbances do not matter
@@ -363,7 +364,7 @@ class ThreadChoice:
 
     def _choose(self, trials: int) -> bool:
         for mode, seconds in self._seconds.items():
-            if not seconds:
+            if len(seconds) < self.FIRST:
                 return mode
         faster, slower = sorted(self._seconds, key=lambda mode: min(self._seconds[mode]))
         clear = min(self._seconds[slower]) > self.CLEAR * min(self._seconds[faster])
