@@ -49,6 +49,7 @@ def section(result: Result) -> list[str]:
         rate, ratio = figures["rate"], result["ratios"].get(label)
         against = f"{number(ratio['median'])}× [{number(ratio['min'])}, {number(ratio['max'])}]" if ratio else ""
         further = [text.format(figures[key]["median"]) for key, text in SHOWN.items() if _is_spread(figures.get(key))]
+        further += [f"{key}: {number(found['median'])}" for key, found in figures.items() if "×" in key]
         found = (result.get("quality") or {}).get(label)
         further += [quality_text(found)] if found else []
         extremes = f"[{number(rate['min'])}, {number(rate['max'])}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 
 from conftest import RunCommand
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.integrations import envpool
 from fasttrain.integrations.envpool import EnvPoolVecEnv
 
 REASON = "EnvPool is not installed: pip install fasttrain[envpool] (700 MB, Python 3.11 up)"
@@ -154,6 +156,30 @@ def test_options_reach_the_pool_and_threads_fit_the_cores() -> None:
     few = EnvPoolVecEnv("CartPole-v1", 1)
     few.reset()
     assert few._pool.config["num_threads"] == 1
+
+
+@needs_envpool
+@pytest.mark.parametrize("taken", [1, 2, 0])
+def test_the_number_of_threads_is_the_fastest_of_three(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(envpool, "usable_cores", lambda: 2)
+    monkeypatch.setattr(envpool, "fastest", lambda steps: [tried.extend(steps), steps[taken](), taken][-1])
+    env = EnvPoolVecEnv("CartPole-v1", 4)
+    env.reset()
+    env.seed(1)
+    env.reset()  # a new pool, and no second choice
+    assert tried == [1, 2, 0]
+    assert env._pool.config["num_threads"] == taken
+
+
+def test_a_disturbed_turn_does_not_make_a_number_of_threads_slow() -> None:
+    now, turns = [0.0], {1: [2.0, 2.0, 2.0], 2: [9.0, 1.0, 1.0], 0: [3.0, 3.0, 0.5]}
+
+    def step(key: int) -> None:
+        now[0] += turns[key].pop(0)
+
+    assert envpool.fastest({key: partial(step, key) for key in turns}, lambda: now[0]) == 2
+    assert turns == {1: [], 2: [], 0: []}
 
 
 @needs_envpool
