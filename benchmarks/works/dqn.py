@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any
 
-from benchmarks import trainings
+from benchmarks import peers, trainings
 from benchmarks.work import OURS, Sample, Work, works_of
 
 WINDOW = 100  # last episodes, whose mean return is the quality
@@ -22,31 +22,37 @@ ALGO: dict[str, Any] = {  # every hyperparameter that a default might choose dif
 }  # fmt: skip
 
 
-def ours() -> Sample:
+TRAININGS = {"dqn-cartpole": 64, "dqn-cartpole-256": 256}  # batch size
+SBX = "SBX, DQN"
+
+
+def ours(batch_size: int) -> Sample:
     """A whole `fasttrain` run."""
     settings = {
-        "algo": "dqn", "env.id": "CartPole-v1", "num_envs": NUM_ENVS, "updates_per_step": UPDATES_PER_STEP,
-        "batch_size": 64, "warmup_steps": WARM_UP, "total_timesteps": STEPS, "algo.net_arch": NET, "eval.episodes": 8,
+        "algo": "dqn", "env.id": "CartPole-v1", "vec_env": "dummy", "num_envs": NUM_ENVS, "batch_size": batch_size,
+        "updates_per_step": UPDATES_PER_STEP, "warmup_steps": WARM_UP, "total_timesteps": STEPS, "algo.net_arch": NET,
+        "eval.episodes": 8,
     }  # fmt: skip
     arguments = ["+profile=speed", *trainings.typed(settings), *trainings.typed(ALGO, "algo.")]
-    return trainings.command(arguments, 64, WINDOW)
+    return trainings.command(arguments, batch_size, WINDOW)
 
 
-def stock(subproc: bool, threads: int | None = None) -> Sample:
+def stock(batch_size: int, subproc: bool, threads: int | None = None) -> Sample:
     """What an SB3 user writes."""
     begun = time.perf_counter()
     from stable_baselines3 import DQN
 
     trainings.threads(threads)
     model = DQN(
-        "MlpPolicy", trainings.stock_envs("CartPole-v1", NUM_ENVS, subproc), batch_size=64, learning_starts=WARM_UP,
-        train_freq=1, gradient_steps=UPDATES_PER_STEP, policy_kwargs={"net_arch": NET}, stats_window_size=WINDOW,
-        seed=0, device="cpu", **ALGO,
+        "MlpPolicy", trainings.stock_envs("CartPole-v1", NUM_ENVS, subproc), batch_size=batch_size,
+        learning_starts=WARM_UP, train_freq=1, gradient_steps=UPDATES_PER_STEP, policy_kwargs={"net_arch": NET},
+        stats_window_size=WINDOW, seed=0, device="cpu", **ALGO,
     )  # fmt: skip
     return trainings.stock_learn(model, STEPS, begun)
 
 
 TRANSITIONS, BLOCKS = 50_000, 21
+STORED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 UPDATES = {"dqn-update-64": (64, 40, False), "dqn-update-masked": (256, 8, True)}  # batch, calls in a block, masks
 
 
@@ -79,8 +85,10 @@ def update_alone(name: str, ours: bool, stock_threads: int | None = None) -> Sam
     }
 
 
-def our_model(batch_size: int, masked: bool) -> Any:
-    """Our DQN, whose buffer random play has filled; without kernels yet."""
+def our_model(batch_size: int, masked: bool, buffer_size: int = TRANSITIONS) -> Any:
+    """Our DQN, whose buffer is filled with 50,000 transitions of random play, over and over; without kernels yet."""
+    import numpy as np
+
     from fasttrain.accelerators.kernels_q import kernel_calls
     from fasttrain.algos.dqn import DQN
     from fasttrain.kernel_cache import compile_all
@@ -90,17 +98,21 @@ def our_model(batch_size: int, masked: bool) -> Any:
     compile_all(kernel_calls())
     env: Any = NativeVecEnv(SkullKingGame(NUM_ENVS)) if masked else trainings.stock_envs("CartPole-v1", NUM_ENVS)
     env.seed(0)
-    model: Any = DQN("MlpPolicy", env, **_arguments(batch_size))
+    model: Any = DQN("MlpPolicy", env, **_arguments(batch_size, buffer_size))
     _, callback = model._setup_learn(model.buffer_size)
     callback.on_training_start({}, {})
     model.collect_rollouts(env, callback, model.train_freq, model.replay_buffer, learning_starts=model.learning_starts)
+    storage = model.replay_buffer
+    for array in (getattr(storage, name) for name in STORED if not storage.full):
+        array[storage.pos :] = array[np.arange(len(array) - storage.pos) % storage.pos]
+    storage.full = True
     return model
 
 
-def _arguments(batch_size: int) -> dict[str, Any]:
+def _arguments(batch_size: int, buffer_size: int = TRANSITIONS) -> dict[str, Any]:
     """The same for both; no step is taken by the stock model."""
     return {
-        "buffer_size": TRANSITIONS, "batch_size": batch_size, "learning_starts": TRANSITIONS,
+        "buffer_size": buffer_size, "batch_size": batch_size, "learning_starts": TRANSITIONS,
         "train_freq": TRANSITIONS // NUM_ENVS, "policy_kwargs": {"net_arch": NET}, "seed": 0, "device": "cpu",
     }  # fmt: skip
 
@@ -114,25 +126,38 @@ def stock_twin(model: Any, batch_size: int) -> Any:
     stock._setup_learn(model.buffer_size)
     stock.policy.load_state_dict(model.policy.state_dict())
     buffer, storage = stock.replay_buffer, model.replay_buffer
-    for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+    for name in STORED:
         mine = getattr(buffer, name)
         mine[:] = np.asarray(getattr(storage, name)).reshape(mine.shape)
     buffer.pos, buffer.full = storage.pos, storage.full
     return stock
 
 
+def asked(batch_size: int) -> dict[str, Any]:
+    """What SBX is asked for."""
+    return {
+        "num_envs": NUM_ENVS, "batch_size": batch_size, "warm_up": WARM_UP, "updates_per_step": UPDATES_PER_STEP,
+        "steps": STEPS, "net": NET, "algo": ALGO,
+    }  # fmt: skip
+
+
 WORKS = works_of(
-    Work(
-        "dqn-cartpole",
-        "Training CartPole, DQN [64, 64], 8 envs, 8 updates of 64 a step.",
-        {
-            OURS: ours,
-            "stock DQN, DummyVecEnv": partial(stock, False),
-            # On a busy machine torch's own threads wait for each other: the better of both is the opponent.
-            "stock DQN, DummyVecEnv, 1 thread": partial(stock, False, 1),
-            "stock DQN, SubprocVecEnv": partial(stock, True),
-        },
-        target="T4",
+    *(
+        Work(
+            name,
+            f"Training CartPole, DQN [64, 64], 8 envs, 8 updates of {batch_size} a step.",
+            {
+                OURS: partial(ours, batch_size),
+                "stock DQN, DummyVecEnv": partial(stock, batch_size, False),
+                # On a busy machine torch's own threads wait for each other: the better of both is the opponent.
+                "stock DQN, DummyVecEnv, 1 thread": partial(stock, batch_size, False, 1),
+                "stock DQN, SubprocVecEnv": partial(stock, batch_size, True),
+                SBX: partial(peers.run, SBX, asked(batch_size)),
+            },
+            target="T4" if batch_size == 64 else "",
+            peers=frozenset({SBX}),
+        )
+        for name, batch_size in TRAININGS.items()
     ),
     *(
         Work(

@@ -102,14 +102,16 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 SUBPROC = "SB3, SubprocVecEnv"
 POOL = "lean loop, EnvPool"
+VECTOR = "fasttrain, CartPole's own VectorEnv"  # its resets are steps, so the work is a little more
 FRAMEWORKS = ("lean loop", POOL, "SBX", "Tianshou", "TorchRL", "Sample Factory")
 
 
-def ours(work: dict[str, Any]) -> Sample:
+def ours(work: dict[str, Any], vec_env: str = "dummy") -> Sample:
     rollout = work["num_envs"] * work["num_steps"]
     settings = {
         "env.id": work["env_id"],
         "algo": "ppo",
+        "vec_env": vec_env,
         "num_envs": work["num_envs"],
         "batch_size": work["batch_size"],
         "algo.rollout_size": rollout,
@@ -142,6 +144,7 @@ def training(name: str, work: dict[str, Any]) -> Work:
         f"Training {work['env_id']}, PPO [64, 64], {work['num_envs']} envs, minibatch {work['batch_size']}, 4 epochs.",
         {
             OURS: partial(ours, work),
+            **({VECTOR: partial(ours, work, "vector")} if libraries == FRAMEWORKS else {}),
             "SB3, DummyVecEnv": partial(stock, work, False),
             SUBPROC: partial(stock, work, True),
             **{
