@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_zip_file
 
 import pig_games
@@ -19,7 +21,7 @@ from plain_env import DrawnEnv, first
 SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=4", "torch_threads=1")
 CARTPOLE = (*SMALL, "env.id=CartPole-v1", "algo=ppo", "algo.rollout_size=256", "batch_size=64", "num_envs=3",
             "vec_env=dummy", "total_timesteps=1024", "env.max_episode_steps=30")  # fmt: skip
-PARTS = (*SMALL, "env.entry_point=benchmarks.envs:Parts", "algo=maskable_ppo", "algo.rollout_size=192", "num_envs=3",
+PARTS = (*SMALL, "env.entry_point=test_ray_actors:Parts", "algo=maskable_ppo", "algo.rollout_size=192", "num_envs=3",
          "batch_size=64", "vec_env=dummy", "total_timesteps=2000")  # fmt: skip
 TOY = (*SMALL, "env.entry_point=test_ray_actors:Failing", "algo=ppo", "algo.rollout_size=128", "batch_size=32",
        "num_envs=4", "vec_env=dummy", "fused_update=off")  # fmt: skip
@@ -39,6 +41,18 @@ class Failing(DrawnEnv):
                 raise ValueError("the board fell off the table")
             os._exit(7)
         return super().step(action)
+
+
+class Parts(DrawnEnv):
+    """A Dict of two keys, and masks."""
+
+    observation_space = spaces.Dict({"board": DrawnEnv.observation_space, "hand": spaces.MultiBinary(3)})
+
+    def seen(self) -> Any:
+        return {"board": super().seen(), "hand": np.ones(3, np.int8)}
+
+    def action_masks(self) -> Any:
+        return np.array([True, self.time % 2 == 0])
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -66,7 +80,10 @@ def ray() -> Any:
     ],
     ids=["truncated episodes", "masked dict", "masked native game", "recurrent", "recurrent with masks"],
 )
-def test_with_kernels_actors_give_the_numbers_of_one_process(typed: tuple[str, ...], fasttrain: RunCommand, ray: Any):
+def test_with_kernels_actors_give_the_numbers_of_one_process(
+    typed: tuple[str, ...], fasttrain: RunCommand, ray: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(FOLDER)
     typed = (*typed, "fused_update=on")
     alone, together = fasttrain(*typed).ok(), fasttrain(*typed, "cluster=ray").ok()
     assert same(alone.folder, together.folder)
