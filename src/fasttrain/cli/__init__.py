@@ -260,25 +260,21 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.launched import USUAL
-        from fasttrain.studies.sweep import Sweep
+        from fasttrain.studies.sweep import Sweep, SweepEnd
     gc.enable()  # __main__ disabled it, and a sweep may last for days
     limits = hydra.configured(given, job)[0].sweep
     sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, limits)
 
-    def cell(_: object) -> int:
-        try:
-            return sweep.run_cell(HydraConfig.get())
-        except Exception as error:  # otherwise Hydra would print the error and begin the next job
-            raise KeyboardInterrupt from error
-
     try:
         if job.hydra.launcher._target_ == USUAL:
-            hydra.sweep(given, cell)
+            hydra.sweep(given, lambda _: sweep.run_cell(HydraConfig.get()))
         else:
             sweep.launch(job.hydra, lambda task: hydra.sweep(given, task))
-    except KeyboardInterrupt as stop:
-        if stop.__cause__ is not None:
-            raise stop.__cause__ from None
+    except SweepEnd as end:
+        if end.error is not None:
+            raise end.error from None
+        sweep.stopped = True
+    except KeyboardInterrupt:
         if not sweep.cells:
             raise
         sweep.stopped = True
