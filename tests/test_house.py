@@ -85,7 +85,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # steps of DummyVecEnv compared with stock's, the account and the campaign for a GPU. 470 of benchmarks: the account of
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs.
-LABORATORY = {"scripts": 419, "benchmarks": 4_787, "tests": 56_276}
+LABORATORY = {"scripts": 307, "benchmarks": 4_787, "tests": 56_276}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
