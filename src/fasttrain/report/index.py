@@ -11,10 +11,13 @@ from pathlib import Path
 
 from fasttrain.errors import ConfigError
 from fasttrain.report.page import FILE, Page, write_page
-from fasttrain.report.run_page import FILES, run_page
+from fasttrain.report.run_page import run_page
+from fasttrain.runs.folders import kind_of, names_in
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
+
+NOTHING_TO_SHOW = {"multirun.yaml", "model.zip"}  # marks of a folder of which there is no page yet
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -96,13 +99,14 @@ def page_of(folder: Path) -> Page:
 
 def _kind(folder: Path) -> Callable[[Path], Page] | None:
     """The function that makes the page of a folder; None if it has no files of fasttrain."""
-    if (folder / "study.json").is_file():
+    kind = kind_of(names_in(folder) - NOTHING_TO_SHOW)
+    if kind == "study":
         from fasttrain.report import compare_page, study_page
 
         compares = read_json(folder / "study.json").get("command") == "compare"
         return compare_page.compare_page if compares else study_page.study_page
-    if (folder / "sweep.json").is_file():
+    if kind == "sweep":
         from fasttrain.report.study_page import sweep_page
 
         return sweep_page
-    return run_page if any((folder / name).is_file() for name in FILES) else None
+    return run_page if kind == "run" else None

@@ -31,7 +31,7 @@ PLAIN = re.compile(r"[\w./:+-]+")
 MARKS = {  # kind → files that mark a folder of this kind; the first kind with such a file is taken
     "study": ("study.json",),
     "sweep": ("sweep.json", "multirun.yaml"),
-    "run": ("plan.json", "summary.json", "model.zip"),
+    "run": ("plan.json", "summary.json", "episodes.csv", "model.zip"),
 }
 DOCTOR_LOG = "said.txt"  # output of one configuration in `fasttrain doctor`; a folder with this file is no run
 CELLS = "cells"  # subfolder of a study for its runs; the runs of a sweep are directly in the sweep's folder
@@ -69,11 +69,21 @@ class Contents(NamedTuple):
         return f"{key}={typed or self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
 
 
+def names_in(folder: Path) -> set[str]:
+    """The names of the files in a folder; empty if it does not exist."""
+    return {path.name for path in folder.glob("*")}
+
+
+def kind_of(names: set[str]) -> str | None:
+    """Whether a folder with these files is a `study`, a `sweep` or a `run`; None if fasttrain wrote none of them."""
+    return next((kind for kind, marks in MARKS.items() if not names.isdisjoint(marks)), None)
+
+
 def contents_of(folder: Path) -> Contents | None:
     """What fasttrain wrote into a folder; None if nothing. Raises ConfigError if a process still works there."""
     if process := holder(folder):
         raise ConfigError(f"{folder}: still going on (process {process}); use another folder, or wait for its end")
-    kind = next((kind for kind, names in MARKS.items() if any((folder / name).exists() for name in names)), None)
+    kind = kind_of(names_in(folder))
     return None if kind is None else Contents(folder, kind)
 
 

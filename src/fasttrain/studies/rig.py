@@ -26,6 +26,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.calibration import updates_per_step
 from fasttrain.runs.callbacks import callbacks_of
+from fasttrain.runs.engine import set_threads
 from fasttrain.runs.folders import DOCTOR_LOG
 from fasttrain.runs.train import build
 from fasttrain.spec.checks import EnvFacts, Machine
@@ -95,10 +96,9 @@ class Rig:
         torch_threads: number of torch threads, for a configuration that does not set this number.
     """
 
-    def __init__(self, plan: RunSpec, folder: Path, torch_threads: int | None = None) -> None:
+    def __init__(self, plan: RunSpec, folder: Path, torch_threads: int | str = "default") -> None:
         folder.mkdir(parents=True)
-        if torch_threads is not None:
-            torch.set_num_threads(torch_threads)
+        set_threads(torch_threads)
         self._said = (folder / DOCTOR_LOG).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
         with contextlib.redirect_stdout(self._said):  # loggers keep the stdout that is set when they are built
@@ -117,8 +117,7 @@ class Rig:
 
     def activate(self) -> None:
         """Set this run's number of torch threads, because another run in this process may have changed the number."""
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        set_threads(self._threads)
 
     def close(self) -> None:
         self.model.logger.close()
