@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import signal
@@ -54,19 +54,12 @@ def checkout(tmp_path: Path) -> Path:
         (root / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
     for name in ("pyproject.toml", "constraints.txt"):
         (root / name).write_text("\n", encoding="utf-8")
-    put_venv(root)
-    return root
-
-
-def put_venv(root: Path) -> None:
-    """What `python -m venv` would leave, with the stand-in as Python."""
-    folder = root / ".venv"
-    (folder / "bin").mkdir(parents=True, exist_ok=True)
-    (folder / "pyvenv.cfg").write_text("home = nowhere\n", encoding="utf-8")
-    (folder / "bin" / "fake.py").write_text(FAKE_PYTHON, encoding="utf-8")
-    python = folder / "bin" / "python"
+    (root / ".venv" / "bin").mkdir(parents=True)
+    (root / ".venv" / "bin" / "fake.py").write_text(FAKE_PYTHON, encoding="utf-8")
+    python = root / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec \'{sys.executable}\' "${{0%/*}}/fake.py" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
+    return root
 
 
 def calls(root: Path) -> list[list[str]]:
@@ -95,14 +88,11 @@ def start(root: Path, script: str, *arguments: str, **environment: str) -> tuple
 
 
 @pytest.fixture
-def bootstrap(checkout: Path) -> Any:
+def bootstrap(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The checkout's _bootstrap.py, in this process."""
-    spec = importlib.util.spec_from_file_location("bootstrap_under_test", checkout / "scripts" / "_bootstrap.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(checkout / "scripts")
+    monkeypatch.delitem(sys.modules, "_bootstrap", raising=False)
+    return importlib.import_module("_bootstrap")
 
 
 def change(checkout: Path, text: str) -> None:

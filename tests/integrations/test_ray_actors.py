@@ -25,7 +25,6 @@ PARTS = (*SMALL, "env.entry_point=test_ray_actors:Parts", "algo=maskable_ppo", "
          "batch_size=64", "vec_env=dummy", "total_timesteps=2000")  # fmt: skip
 TOY = (*SMALL, "env.entry_point=test_ray_actors:Failing", "algo=ppo", "algo.rollout_size=128", "batch_size=32",
        "num_envs=4", "vec_env=dummy", "fused_update=off")  # fmt: skip
-FOLDER = str(Path(__file__).parent)
 
 
 class Failing(DrawnEnv):
@@ -65,7 +64,8 @@ def same(one: Path, other: Path) -> bool:
 
 
 @pytest.fixture
-def ray() -> Any:
+def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     return pytest.importorskip("ray")
 
 
@@ -80,10 +80,7 @@ def ray() -> Any:
     ],
     ids=["truncated episodes", "masked dict", "masked native game", "recurrent", "recurrent with masks"],
 )
-def test_with_kernels_actors_give_the_numbers_of_one_process(
-    typed: tuple[str, ...], fasttrain: RunCommand, ray: Any, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(FOLDER)
+def test_with_kernels_actors_give_the_numbers_of_one_process(typed: tuple[str, ...], fasttrain: RunCommand, ray: Any):
     typed = (*typed, "fused_update=on")
     alone, together = fasttrain(*typed).ok(), fasttrain(*typed, "cluster=ray").ok()
     assert same(alone.folder, together.folder)
@@ -95,10 +92,7 @@ def test_with_kernels_actors_give_the_numbers_of_one_process(
     assert len(one) > 5
 
 
-def test_a_lost_actor_is_replaced_and_its_rollout_left_out(
-    fasttrain: RunCommand, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(FOLDER)
+def test_a_lost_actor_is_replaced_and_its_rollout_left_out(fasttrain: RunCommand, ray: Any, tmp_path: Path):
     once = tmp_path / "once"
     done = fasttrain(*TOY, "total_timesteps=640", f"env.kwargs.once={once}", "env.kwargs.at=40", "cluster=ray").ok()
     told = r"fasttrain: warning: actor . \(envs . to .\): actor ended \(ActorDiedError\); its part of the rollout is"
@@ -109,10 +103,7 @@ def test_a_lost_actor_is_replaced_and_its_rollout_left_out(
     assert "1 envs or actors were replaced (actor ended: 1); 64 env steps were lost" in done.out
 
 
-def test_an_error_of_the_env_is_told_and_what_cannot_work_is_refused(
-    fasttrain: RunCommand, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(FOLDER)
+def test_an_error_of_the_env_is_told_and_what_cannot_work_is_refused(fasttrain: RunCommand, ray: Any, tmp_path: Path):
     failed = fasttrain(*TOY, f"env.kwargs.once={tmp_path / 'once'}", "env.kwargs.kind=raise", "cluster=ray")
     assert failed.exit_code == 1
     assert re.search(r"actor \d \(envs \d to \d\): .*ValueError: the board fell off the table", failed.err)

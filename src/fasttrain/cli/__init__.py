@@ -265,14 +265,20 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
     limits = hydra.configured(given, job)[0].sweep
     sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, limits)
 
+    def cell(_: object) -> int:
+        try:
+            return sweep.run_cell(HydraConfig.get())
+        except Exception as error:
+            raise SweepEnd from error
+
     try:
         if job.hydra.launcher._target_ == USUAL:
-            hydra.sweep(given, lambda _: sweep.run_cell(HydraConfig.get()))
+            hydra.sweep(given, cell)
         else:
             sweep.launch(job.hydra, lambda task: hydra.sweep(given, task))
     except SweepEnd as end:
-        if end.error is not None:
-            raise end.error from None
+        if end.__cause__ is not None:
+            raise end.__cause__ from None
         sweep.stopped = True
     except KeyboardInterrupt:
         if not sweep.cells:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
-from fasttrain.runs.folders import Contents, changed_settings, contents_of, in_quotes, kind_of, names_in, override
+from fasttrain.runs.folders import Contents, changed_settings, contents_of, in_quotes, override
 from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
@@ -321,7 +321,7 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
         ConfigError: raised by `existing_to_resume`, or the run cannot be continued.
     """
     study, config = request.command in STUDIES, request.config
-    if request.command == "tune" and config.run is not None and kind_of(names_in(Path(config.run))) == "study":
+    if request.command == "tune" and config.run is not None and (Path(config.run) / "study.json").exists():
         return request  # an existing study is allowed: several processes may search in it
     way = "resume" if study and config.run is not None else config.on_existing
     if request.command == "train" and config.checkpoint.copy_to is not None:

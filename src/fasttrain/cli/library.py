@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.cli import draw_report, refuse_while_imported
@@ -26,7 +27,7 @@ from fasttrain.cli.commands import Request, apply_on_existing, refuse_foreign_ke
 from fasttrain.cli.compose import composer, conf_dir
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs import resume
-from fasttrain.runs.engine import restoring_torch
+from fasttrain.runs.engine import set_threads
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.train import open_run, train_to_end
 from fasttrain.saving.files import read_json
@@ -108,8 +109,14 @@ def train(
         raise ConfigError(f"train: {request}")
     where.mkdir(parents=True, exist_ok=True)
     switch_at = env.engine_switch_at if isinstance(env, RunSpec) else None
-    with restoring_torch(), _names_as_typed(typed), _ready(request, switch_at) as (run, texts):
-        train_to_end(run, texts, draw_report)
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    try:
+        with _names_as_typed(typed), _ready(request, switch_at) as (run, texts):
+            train_to_end(run, texts, draw_report)
+    finally:
+        set_threads(threads)
+        if torch.are_deterministic_algorithms_enabled() != strict:
+            torch.use_deterministic_algorithms(strict)
     run.model.env = None
     return Trained(run.plan, run.model, read_json(where / "summary.json"), read_json(where / "perf.json"), where)
 

@@ -12,11 +12,13 @@ from pathlib import Path
 from fasttrain.errors import ConfigError
 from fasttrain.report.page import FILE, Page, write_page
 from fasttrain.report.run_page import run_page
-from fasttrain.runs.folders import kind_of, names_in
+from fasttrain.runs.folders import contents_of
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
 
+NO_FILES = "no summary.json, sweep.json or study.json there"
+NAME_ONE = "name the folder of a run, a sweep or a study"
 NOTHING_TO_SHOW = {"multirun.yaml", "model.zip"}  # marks of a folder of which there is no page yet
 
 
@@ -64,10 +66,7 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
             raise ConfigError(f"run={folder}: no such folder; name the folders of runs: run=A,B")
     runs = list(dict.fromkeys(run for folder in folders for run in Watch([folder]).folders()))
     if not runs:
-        raise ConfigError(
-            f"run={','.join(map(str, folders))}: no summary.json, sweep.json or study.json there or below; name the "
-            "folder of a run, a sweep or a study"
-        )
+        raise ConfigError(f"run={','.join(map(str, folders))}: {NO_FILES} or below; {NAME_ONE}")
     above = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
     file = above / FILE if output is None else Path(output)
     if output is None and _kind(above) is not None:
@@ -87,19 +86,17 @@ def write_report(folder: Path) -> Path:
 def page_of(folder: Path) -> Page:
     """The page of the study, sweep or run in `folder`. Raises ConfigError if there is none."""
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; name the folder of a run, a sweep or a study")
+        raise ConfigError(f"run={folder}: no such folder; {NAME_ONE}")
     kind = _kind(folder)
     if kind is None:
-        raise ConfigError(
-            f"run={folder}: no summary.json, sweep.json or study.json there; name the folder of a run, a sweep or a "
-            "study"
-        )
+        raise ConfigError(f"run={folder}: {NO_FILES}; {NAME_ONE}")
     return kind(folder)
 
 
 def _kind(folder: Path) -> Callable[[Path], Page] | None:
     """The function that makes the page of a folder; None if it has no files of fasttrain."""
-    kind = kind_of(names_in(folder) - NOTHING_TO_SHOW)
+    found = contents_of(folder, {path.name for path in folder.glob("*")} - NOTHING_TO_SHOW)
+    kind = None if found is None else found.kind
     if kind == "study":
         from fasttrain.report import compare_page, study_page
 

@@ -34,15 +34,7 @@ from fasttrain.kernel_cache import recall, remember
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import UPDATE_PHASES, PhaseClock
 from fasttrain.perf.stock import StockPhases
-from fasttrain.runs.engine import (
-    ADAM,
-    compile_shown,
-    engine_settings,
-    learner_calls,
-    restoring_torch,
-    set_threads,
-    switch_step,
-)
+from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads, switch_step
 from fasttrain.runs.models import build_algorithm
 from fasttrain.runs.view import say
 from fasttrain.saving.env_state import own_random_state
@@ -247,8 +239,12 @@ def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density
     Returns the costs, and whether they may be stored: each candidate was measured twice or more, and its two shortest
     times are close. Random state and torch's threads are restored.
     """
-    with restoring_torch(), own_random_state(0):
-        times = _times(ways, {name: _turn(way, model, density) for name, way in ways.items()})
+    threads = torch.get_num_threads()
+    try:
+        with own_random_state(0):
+            times = _times(ways, {name: _turn(way, model, density) for name, way in ways.items()})
+    finally:
+        set_threads(threads)
     steady = all(len(took := times.get(name, [])) > 1 and took[1] <= STEADY * took[0] for name in ways)
     return {name: took[0] for name, took in times.items()}, steady
 

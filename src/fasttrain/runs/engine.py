@@ -11,8 +11,8 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -269,7 +269,8 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
 
 def set_up_torch(config: Config) -> None:
     """Set torch up before anything starts. Raises ConfigError for a device that this machine lacks."""
-    _set_deterministic(config.deterministic)
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler (3 s)
+        torch.use_deterministic_algorithms(config.deterministic)
     if config.use_compile == "off":
         leave_compiler_out()
     set_threads(config.torch_threads)
@@ -296,22 +297,6 @@ def set_threads(threads: int | str) -> None:
     """Set torch's intra-op threads; `default` does not change them."""
     if isinstance(threads, int):
         torch.set_num_threads(threads)
-
-
-def _set_deterministic(wanted: bool) -> None:
-    if torch.are_deterministic_algorithms_enabled() != wanted:  # the call imports a compiler (3 s)
-        torch.use_deterministic_algorithms(wanted)
-
-
-@contextmanager
-def restoring_torch() -> Iterator[int]:
-    """Afterwards torch has its threads again, whose number this yields, and is deterministic if it was."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    try:
-        yield threads
-    finally:
-        set_threads(threads)
-        _set_deterministic(deterministic)
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")

@@ -5,6 +5,7 @@ the provenance of a run for plan.json: the typed command, the commit of the user
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import re
 import shlex
@@ -69,22 +70,19 @@ class Contents(NamedTuple):
         return f"{key}={typed or self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
 
 
-def names_in(folder: Path) -> set[str]:
-    """The names of the files in a folder; empty if it does not exist."""
-    return {path.name for path in folder.glob("*")}
+def contents_of(folder: Path, names: set[str] | None = None) -> Contents | None:
+    """What fasttrain wrote into a folder; None if nothing.
 
-
-def kind_of(names: set[str]) -> str | None:
-    """Whether a folder with these files is a `study`, a `sweep` or a `run`; None if fasttrain wrote none of them."""
-    return next((kind for kind, marks in MARKS.items() if not names.isdisjoint(marks)), None)
-
-
-def contents_of(folder: Path) -> Contents | None:
-    """What fasttrain wrote into a folder; None if nothing. Raises ConfigError if a process still works there."""
-    if process := holder(folder):
-        raise ConfigError(f"{folder}: still going on (process {process}); use another folder, or wait for its end")
-    kind = kind_of(names_in(folder))
-    return None if kind is None else Contents(folder, kind)
+    `names`: the files that count. None: all files in it, and ConfigError if a process still works there.
+    """
+    if names is None:
+        if process := holder(folder):
+            raise ConfigError(f"{folder}: still going on (process {process}); use another folder, or wait for its end")
+        names = {*os.listdir(folder)} if folder.is_dir() else set()
+    for kind, marks in MARKS.items():
+        if not names.isdisjoint(marks):
+            return Contents(folder, kind)
+    return None
 
 
 def clear(folder: Path, kind: str = "run", but: str = "") -> None:

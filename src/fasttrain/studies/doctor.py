@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
-from fasttrain.runs.engine import restoring_torch
+from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import env_facts, survey_of, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import activity, make_console, say
@@ -47,15 +48,14 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Returns 4 if stopped by Ctrl-C. Raises ConfigError if the run lacks the part that `doctor.test` names, or if `run`
     is not the folder of a finished run.
     """
+    doctor = Doctor(_case(config, sources, overrides), folder, make_console())
     stopped = False
-    with restoring_torch() as threads:
-        doctor = Doctor(_case(config, sources, overrides), folder, make_console(), threads)
-        try:
-            doctor.examine()
-        except KeyboardInterrupt:
-            stopped = True
-        finally:
-            doctor.close()
+    try:
+        doctor.examine()
+    except KeyboardInterrupt:
+        stopped = True
+    finally:
+        doctor.close()
     doctor.report("stopped" if stopped else "done")
     return EXIT_STOPPED if stopped else EXIT_DONE
 
@@ -92,7 +92,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
 class Doctor:
     """One examination. `report` can be called at any time. It shows the measurements so far."""
 
-    def __init__(self, case: Case, folder: Path, console: Console, torch_threads: int) -> None:
+    def __init__(self, case: Case, folder: Path, console: Console) -> None:
         self.case, self.folder, self.console = case, folder, console
         self.config = config = case.config
         self.machine = this_machine()
@@ -102,7 +102,7 @@ class Doctor:
         self.slowest_over_mean: float | None = None
         self.engines: tuple[str, list[str]] | None = None  # the limit of games with engines, and what to try
         self.advised = False  # True once all changes were considered
-        self._torch_threads = torch_threads
+        self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None
         played = with_fixed_opponent(config)
@@ -165,7 +165,8 @@ class Doctor:
 
     def _build(self, plan: RunSpec) -> Rig:
         self._rigs += 1
-        return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
+        set_threads(self._torch_threads)  # for a configuration that does not set this number
+        return Rig(plan, self.folder / "parts" / str(self._rigs))
 
     def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
         """Measure the parts that `candidate` changes, alternately with the present ones. None: the new run fails."""
@@ -250,3 +251,4 @@ class Doctor:
         if self.rig is not None:
             self.rig.close()
             self.rig = None
+        set_threads(self._torch_threads)

@@ -34,10 +34,7 @@ CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "
 
 
 class SweepEnd(BaseException):
-    """No further cell begins, because of `error`, a signal or a limit. No Exception: Hydra stores those and goes on."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
+    """No further cell begins: after an error (`__cause__`), a signal or at a limit. Hydra would store an Exception."""
 
 
 def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
@@ -103,13 +100,7 @@ class Sweep:
         self._total = math.prod(self._swept.values())
 
     def run_cell(self, job: Any) -> int:
-        """Run one cell in its own process; returns the exit code. Raises SweepEnd."""
-        try:
-            return self._run_cell(job)
-        except Exception as error:
-            raise SweepEnd(error) from error
-
-    def _run_cell(self, job: Any) -> int:
+        """Run one cell in its own process; returns the exit code. Raises SweepEnd after a signal or at a limit."""
         if self.folder is None:
             self._begin(job)
         if self._until is not None and time.time() > self._until:
