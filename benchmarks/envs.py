@@ -76,23 +76,6 @@ class Pictures(gym.Env[Any, Any]):
         return self.image, float(action), self.steps >= 100, False, {}
 
 
-class Parts(Working):
-    """Two keys of a Dict and no cost."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        board, hand = self.observation_space, gym.spaces.MultiBinary(16)
-        self.observation_space = gym.spaces.Dict({"board": board, "hand": hand})
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        observation, info = super().reset(seed=seed)
-        return {"board": observation, "hand": np.ones(16, np.int8)}, info
-
-    def step(self, action: Any) -> Step:
-        observation, *rest = super().step(action)
-        return ({"board": observation, "hand": np.ones(16, np.int8)}, *rest)  # type: ignore[return-value]
-
-
 def cartpole() -> gym.Env[Any, Any]:
     return gym.make("CartPole-v1")
 

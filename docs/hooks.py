@@ -43,13 +43,14 @@ The class is that of the value under the profile: [exact, rounding, trade-off](.
 
 A game may have its own number of environments, rollout, minibatch and learning rate. The plan of a run prints them.
 """
+NO_RESULTS = "# Benchmark results\n\nThey are in `benchmarks/reports/` of the repository. A source archive has none.\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     pages = {path: (ROOT / source).read_text(encoding="utf-8") for path, source in OUTSIDE.items()}
-    newest = max((ROOT / "benchmarks" / "reports").glob("*.md"))
-    pages["reference/benchmark_results.md"] = newest.read_text(encoding="utf-8")
+    newest = max((ROOT / "benchmarks" / "reports").glob("*.md"), default=None)
+    pages["reference/benchmark_results.md"] = newest.read_text(encoding="utf-8") if newest else NO_RESULTS
     pages["reference/settings.md"] = settings_page()
     pages["reference/profiles.md"] = "\n\n".join(
         [PROFILES, *(f"## `{name}`\n\n{table(name)}" for name in profiles() if name != STOCK)]

@@ -7,12 +7,11 @@ terminal, working directory and exit code are those of `python -m fasttrain`.
 
 import sys
 
-# An older Python must be able to parse this file to reach the message.
-if sys.version_info < (3, 10):  # noqa: UP036
+if sys.version_info < (3, 10):  # noqa: UP036  an older Python must be able to parse this file
     sys.stderr.write("fasttrain needs Python 3.10 or newer, this is " + sys.version.split()[0] + "\n")
     sys.exit(2)
 
-import _entry
+import _bootstrap
 
 if __name__ == "__main__":
-    sys.exit(_entry.run_fasttrain(sys.argv[1:]))
+    sys.exit(_bootstrap.run_fasttrain(sys.argv[1:]))

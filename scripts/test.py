@@ -10,12 +10,7 @@ suite; every step runs even if one before it failed, and the exit code is not 0 
 
 import sys
 
-# An older Python must be able to parse this file to reach the message.
-if sys.version_info < (3, 10):  # noqa: UP036
-    sys.stderr.write("fasttrain needs Python 3.10 or newer, this is " + sys.version.split()[0] + "\n")
-    sys.exit(2)
-
-import _entry
+from run import _bootstrap  # first the version of Python, then this
 
 if __name__ == "__main__":
-    sys.exit(_entry.run_checks(sys.argv[1:]))
+    sys.exit(_bootstrap.run_checks(sys.argv[1:]))

@@ -391,3 +391,8 @@ def test_no_torch_in_a_process_that_loads(modules: str) -> None:
     loads = f"import sys, {modules}; print([name for name in {TORCH!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_torch_gets_its_threads_in_one_place():
+    setting = {file.relative_to(SRC).as_posix() for file in SRC.rglob("*.py") if "set_num_threads" in file.read_text()}
+    assert setting == {"fasttrain/runs/engine.py", "fasttrain_vec/worker_start.py"}, "the worker knows no fasttrain"

@@ -41,7 +41,6 @@ from fasttrain_vec.worker_start import Bell
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
 CLOSE_TIMEOUT_S = 5.0
-GO_ON = "env.on_env_error=restart goes on without it"
 SPIN_S = 100e-6  # about the time that a process takes to fall asleep and to wake up
 
 
@@ -60,6 +59,7 @@ class CrewOptions:
     max_restarts: int
     restart_window_s: float
     reward_dtype: str = "float32"
+    restart_hint: str = 'on_env_error="restart"'  # what errors advise
 
     def __post_init__(self) -> None:
         if self.on_env_error not in ("raise", "restart"):
@@ -359,15 +359,15 @@ class Crew:
     def _env_error(self, worker: WorkerProcess, error: WorkerLostError) -> EnvError:
         failure, index = error.failure, worker.settings.worker
         row = int(worker.control[ROW]) if failure is None and hasattr(worker, "control") else NO_ROW
+        lost = f"failed: {error}; {self.options.restart_hint} goes on without it"
         if row != NO_ROW:  # the worker hung or died in the code of one env
             env = worker.first + row
             seed = "" if self.seeds[env] is None else f", seed {self.seeds[env]}"
             action = f", last action {self.arrays.actions[env]}" if worker.control[COMMAND] == STEP else ""
-            return EnvError(f"env {env} (worker {index}{seed}{action}) failed: {error}; {GO_ON}")
+            return EnvError(f"env {env} (worker {index}{seed}{action}) {lost}")
         if failure is None:
-            first, last = worker.first, worker.stop - 1
-            envs = f"env {first}" if first == last else f"envs {first}-{last}"
-            return EnvError(f"worker {index} ({envs}) failed: {error}; {GO_ON}")
+            one, last = worker.stop == worker.first + 1, worker.stop - 1
+            return EnvError(f"worker {index} ({f'env {last}' if one else f'envs {worker.first}-{last}'}) {lost}")
         seed = "" if failure.seed is None else f", seed {failure.seed}"
         action = f", last action {failure.action}" if failure.action else ""
         kind = EnvSpecError if failure.is_spec_error else EnvError

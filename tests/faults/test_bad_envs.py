@@ -81,6 +81,7 @@ def test_what_an_env_does_to_its_process_is_named_before_a_training(
         ("raise", "bad_toys.py:16, in fall)"),
         ("nan_observation", "the observation is not finite"),
         ("nan_reward", "the reward is not finite"),
+        ("exit", "; env.on_env_error=restart goes on without it"),
     ],
 )
 def test_a_failing_env_of_a_shared_worker_is_named(fasttrain: RunCommand, fault: str, message: str):

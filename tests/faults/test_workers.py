@@ -82,7 +82,7 @@ def test_a_worker_that_is_lost_is_one_error_that_names_env_worker_seed_and_actio
         said = str(caught.value)
         assert said.startswith(f"env 3 (worker 1, seed 103, last action {action_of(fault)}) failed: ")
         assert IN_WORDS[fault] in said
-        assert "env.on_env_error=restart goes on without it" in said
+        assert '; on_env_error="restart" goes on without it' in said
         assert isinstance(caught.value.__cause__, WorkerLostError)
         assert env.restarts == env.lost_steps == 0
         close_twice(env)

@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.save_util import load_from_zip_file
 
 import pig_games
@@ -19,11 +21,10 @@ from plain_env import DrawnEnv, first
 SMALL = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=4", "torch_threads=1")
 CARTPOLE = (*SMALL, "env.id=CartPole-v1", "algo=ppo", "algo.rollout_size=256", "batch_size=64", "num_envs=3",
             "vec_env=dummy", "total_timesteps=1024", "env.max_episode_steps=30")  # fmt: skip
-PARTS = (*SMALL, "env.entry_point=benchmarks.envs:Parts", "algo=maskable_ppo", "algo.rollout_size=192", "num_envs=3",
+PARTS = (*SMALL, "env.entry_point=test_ray_actors:Parts", "algo=maskable_ppo", "algo.rollout_size=192", "num_envs=3",
          "batch_size=64", "vec_env=dummy", "total_timesteps=2000")  # fmt: skip
 TOY = (*SMALL, "env.entry_point=test_ray_actors:Failing", "algo=ppo", "algo.rollout_size=128", "batch_size=32",
        "num_envs=4", "vec_env=dummy", "fused_update=off")  # fmt: skip
-FOLDER = str(Path(__file__).parent)
 
 
 class Failing(DrawnEnv):
@@ -41,6 +42,18 @@ class Failing(DrawnEnv):
         return super().step(action)
 
 
+class Parts(DrawnEnv):
+    """A Dict of two keys, and masks."""
+
+    observation_space = spaces.Dict({"board": DrawnEnv.observation_space, "hand": spaces.MultiBinary(3)})
+
+    def seen(self) -> Any:
+        return {"board": super().seen(), "hand": np.ones(3, np.int8)}
+
+    def action_masks(self) -> Any:
+        return np.array([True, self.time % 2 == 0])
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_from_zip_file(folder / "model.zip", device="cpu")[1]["policy"]  # type: ignore[index]
 
@@ -51,7 +64,8 @@ def same(one: Path, other: Path) -> bool:
 
 
 @pytest.fixture
-def ray() -> Any:
+def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
     return pytest.importorskip("ray")
 
 
@@ -78,10 +92,7 @@ def test_with_kernels_actors_give_the_numbers_of_one_process(typed: tuple[str, .
     assert len(one) > 5
 
 
-def test_a_lost_actor_is_replaced_and_its_rollout_left_out(
-    fasttrain: RunCommand, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(FOLDER)
+def test_a_lost_actor_is_replaced_and_its_rollout_left_out(fasttrain: RunCommand, ray: Any, tmp_path: Path):
     once = tmp_path / "once"
     done = fasttrain(*TOY, "total_timesteps=640", f"env.kwargs.once={once}", "env.kwargs.at=40", "cluster=ray").ok()
     told = r"fasttrain: warning: actor . \(envs . to .\): actor ended \(ActorDiedError\); its part of the rollout is"
@@ -92,10 +103,7 @@ def test_a_lost_actor_is_replaced_and_its_rollout_left_out(
     assert "1 envs or actors were replaced (actor ended: 1); 64 env steps were lost" in done.out
 
 
-def test_an_error_of_the_env_is_told_and_what_cannot_work_is_refused(
-    fasttrain: RunCommand, ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(FOLDER)
+def test_an_error_of_the_env_is_told_and_what_cannot_work_is_refused(fasttrain: RunCommand, ray: Any, tmp_path: Path):
     failed = fasttrain(*TOY, f"env.kwargs.once={tmp_path / 'once'}", "env.kwargs.kind=raise", "cluster=ray")
     assert failed.exit_code == 1
     assert re.search(r"actor \d \(envs \d to \d\): .*ValueError: the board fell off the table", failed.err)

@@ -190,9 +190,7 @@ def test_iterations_are_counted_from_start_to_start():
 class Idle:
     """Stands for a rig."""
 
-    off_policy = False
-
-    def activate(self) -> None: ...
+    off_policy, threads = False, "default"
 
 
 @pytest.fixture

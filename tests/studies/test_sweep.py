@@ -4,11 +4,13 @@ import json
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from conftest import RunCommand
 from fasttrain.cli import main
+from fasttrain.errors import ConfigError
 from fasttrain.runs.view import make_console
 from fasttrain.studies.study import Cell
 from fasttrain.studies.sweep import Sweep, figures
@@ -93,6 +95,15 @@ def test_speed_up_is_against_the_baseline_profile_where_there_is_one(tmp_path: P
 )
 def test_exit_code(codes: list[int], expected: int, tmp_path: Path):
     assert sweep_of(tmp_path, *((f"num_envs={code}", code, None) for code in codes)).finish() == expected
+
+
+def test_an_error_of_the_sweep_itself_ends_it_and_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = Mock(side_effect=ConfigError("no room"))
+    monkeypatch.setattr("fasttrain.studies.sweep.run_cell", run)
+    assert main(["-m", "+profile=speed", "seed=1,2,3"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "fasttrain: error: no room"
+    assert run.call_count == 1
 
 
 def test_a_stopped_sweep_says_how_to_go_on_and_does(tmp_path, monkeypatch, capsys):

@@ -174,12 +174,9 @@ class StockView(PolicyView):
         self.float_actions = not self.maskable and not isinstance(action_space, spaces.Discrete)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        masks = {"action_masks": None if action_masks is None else action_masks.cpu().numpy()} if self.maskable else {}
         with self._networks():
-            if self.maskable:
-                masks = None if action_masks is None else action_masks.cpu().numpy()
-                actions, values, log_probs = self.policy(observations, action_masks=masks)
-            else:
-                actions, values, log_probs = self.policy(observations)
+            actions, values, log_probs = self.policy(observations, **masks)
         return actions, values, log_probs
 
     def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
@@ -244,9 +241,10 @@ def clip_actions(model: Any, actions: NDArray[Any]) -> NDArray[Any]:
 # same floating-point operations in the same order. B rows, A actions, K sub-actions of a MultiDiscrete space.
 
 
-def log_normalize(logits: Tensor) -> Tensor:  # (..., A) → (..., A)
-    """Logits shifted so that their exponentials sum to one."""
-    return logits - logits.logsumexp(-1, keepdim=True)
+def log_normalize(logits: Tensor, action_masks: Tensor | None = None) -> Tensor:  # (..., A) each → (..., A)
+    """Logits shifted so that their exponentials sum to one; with masks, once more for the legal actions alone."""
+    log_probs = logits - logits.logsumexp(-1, keepdim=True)
+    return log_probs if action_masks is None else masked_log_normalize(log_probs, as_legal(action_masks))
 
 
 def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), (..., A) float, 1: legal → (..., A)
@@ -378,18 +376,14 @@ def _exponentials_agree() -> bool:
 @torch.no_grad()
 def sample(logits: Tensor, action_masks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # (B, A) → (B,), (B,)
     """One action per row, drawn from torch's random stream exactly as in SB3, and its log-probability."""
-    log_probs = log_normalize(logits)
-    if action_masks is not None:
-        log_probs = masked_log_normalize(log_probs, as_legal(action_masks))
+    log_probs = log_normalize(logits, action_masks)
     actions = draw(torch.softmax(log_probs, -1))
     return actions.squeeze(1), log_probs.gather(-1, actions).squeeze(1)
 
 
 @torch.no_grad()
-def multi_sample(
-    logits: Tensor, dims: Sequence[int], action_masks: Tensor | None = None
-) -> tuple[Tensor, Tensor]:  # (B, sum of dims) → (B, K), (B,)
-    """K sub-actions per row, drawn in their order as in SB3, and their joint log-probability."""
+def multi_sample(logits: Tensor, dims: Sequence[int], action_masks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """K sub-actions per row (B, K), drawn in their order as in SB3, and their joint log-probability (B,)."""
     drawn = [sample(part, mask) for part, mask in by_sub_action(logits, dims, action_masks)]
     return torch.stack([pair[0] for pair in drawn], 1), torch.stack([pair[1] for pair in drawn], 1).sum(1)
 

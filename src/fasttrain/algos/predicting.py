@@ -18,12 +18,10 @@ from torch import Tensor
 from fasttrain.algos.policy_view import (
     CategoricalView,
     NetworkView,
-    as_legal,
     by_sub_action,
     clip_actions,
     is_unchanged,
     log_normalize,
-    masked_log_normalize,
     networks_of,
 )
 from fasttrain.batch import BoolArray, Observations
@@ -96,10 +94,5 @@ def likeliest(view: NetworkView, outputs: Tensor, masks: Tensor | None) -> Tenso
         return outputs
     masks = view.masks_for(outputs, masks)
     parts = [(outputs, masks)] if view.dims is None else by_sub_action(outputs, view.dims, masks)
-    best = []
-    for logits, mask in parts:
-        log_probs = log_normalize(logits)
-        if mask is not None:
-            log_probs = masked_log_normalize(log_probs, as_legal(mask))
-        best.append(torch.softmax(log_probs, -1).argmax(-1))
+    best = [torch.softmax(log_normalize(logits, mask), -1).argmax(-1) for logits, mask in parts]
     return best[0] if view.dims is None else torch.stack(best, 1)

@@ -260,7 +260,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.launched import USUAL
-        from fasttrain.studies.sweep import Sweep
+        from fasttrain.studies.sweep import Sweep, SweepEnd
     gc.enable()  # __main__ disabled it, and a sweep may last for days
     limits = hydra.configured(given, job)[0].sweep
     sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, limits)
@@ -268,17 +268,19 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
     def cell(_: object) -> int:
         try:
             return sweep.run_cell(HydraConfig.get())
-        except Exception as error:  # otherwise Hydra would print the error and begin the next job
-            raise KeyboardInterrupt from error
+        except Exception as error:
+            raise SweepEnd from error
 
     try:
         if job.hydra.launcher._target_ == USUAL:
             hydra.sweep(given, cell)
         else:
             sweep.launch(job.hydra, lambda task: hydra.sweep(given, task))
-    except KeyboardInterrupt as stop:
-        if stop.__cause__ is not None:
-            raise stop.__cause__ from None
+    except SweepEnd as end:
+        if end.__cause__ is not None:
+            raise end.__cause__ from None
+        sweep.stopped = True
+    except KeyboardInterrupt:
         if not sweep.cells:
             raise
         sweep.stopped = True

@@ -27,6 +27,7 @@ from fasttrain.cli.commands import Request, apply_on_existing, refuse_foreign_ke
 from fasttrain.cli.compose import composer, conf_dir
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs import resume
+from fasttrain.runs.engine import set_threads
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.train import open_run, train_to_end
 from fasttrain.saving.files import read_json
@@ -113,7 +114,7 @@ def train(
         with _names_as_typed(typed), _ready(request, switch_at) as (run, texts):
             train_to_end(run, texts, draw_report)
     finally:
-        torch.set_num_threads(threads)
+        set_threads(threads)
         if torch.are_deterministic_algorithms_enabled() != strict:
             torch.use_deterministic_algorithms(strict)
     run.model.env = None

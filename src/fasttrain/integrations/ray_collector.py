@@ -117,12 +117,13 @@ class Actor:
 
     def _build(self) -> None:
         from fasttrain.perf.clock import PhaseClock
+        from fasttrain.runs.engine import set_threads
         from fasttrain.runs.envs import build_vec_env
         from fasttrain.runs.models import build_algorithm
 
         config, seed = self.config, self.seed
         sys.path += [place for place in self.places if place not in sys.path and os.path.isdir(place)]
-        torch.set_num_threads(1)
+        set_threads(1)
         self.recorder = Recorder()
         logs = Path(tempfile.mkdtemp(prefix="fasttrain_actor_")) if config.vec_env == "daemons" else None
         self.env = build_vec_env(config, config.num_envs, seed, folder=logs)

@@ -11,10 +11,15 @@ from pathlib import Path
 
 from fasttrain.errors import ConfigError
 from fasttrain.report.page import FILE, Page, write_page
-from fasttrain.report.run_page import FILES, run_page
+from fasttrain.report.run_page import run_page
+from fasttrain.runs.folders import contents_of
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
+
+NO_FILES = "no summary.json, sweep.json or study.json there"
+NAME_ONE = "name the folder of a run, a sweep or a study"
+NOTHING_TO_SHOW = {"multirun.yaml", "model.zip"}  # marks of a folder of which there is no page yet
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -61,10 +66,7 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
             raise ConfigError(f"run={folder}: no such folder; name the folders of runs: run=A,B")
     runs = list(dict.fromkeys(run for folder in folders for run in Watch([folder]).folders()))
     if not runs:
-        raise ConfigError(
-            f"run={','.join(map(str, folders))}: no summary.json, sweep.json or study.json there or below; name the "
-            "folder of a run, a sweep or a study"
-        )
+        raise ConfigError(f"run={','.join(map(str, folders))}: {NO_FILES} or below; {NAME_ONE}")
     above = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
     file = above / FILE if output is None else Path(output)
     if output is None and _kind(above) is not None:
@@ -84,25 +86,24 @@ def write_report(folder: Path) -> Path:
 def page_of(folder: Path) -> Page:
     """The page of the study, sweep or run in `folder`. Raises ConfigError if there is none."""
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; name the folder of a run, a sweep or a study")
+        raise ConfigError(f"run={folder}: no such folder; {NAME_ONE}")
     kind = _kind(folder)
     if kind is None:
-        raise ConfigError(
-            f"run={folder}: no summary.json, sweep.json or study.json there; name the folder of a run, a sweep or a "
-            "study"
-        )
+        raise ConfigError(f"run={folder}: {NO_FILES}; {NAME_ONE}")
     return kind(folder)
 
 
 def _kind(folder: Path) -> Callable[[Path], Page] | None:
     """The function that makes the page of a folder; None if it has no files of fasttrain."""
-    if (folder / "study.json").is_file():
+    found = contents_of(folder, {path.name for path in folder.glob("*")} - NOTHING_TO_SHOW)
+    kind = None if found is None else found.kind
+    if kind == "study":
         from fasttrain.report import compare_page, study_page
 
         compares = read_json(folder / "study.json").get("command") == "compare"
         return compare_page.compare_page if compares else study_page.study_page
-    if (folder / "sweep.json").is_file():
+    if kind == "sweep":
         from fasttrain.report.study_page import sweep_page
 
         return sweep_page
-    return run_page if any((folder / name).is_file() for name in FILES) else None
+    return run_page if kind == "run" else None

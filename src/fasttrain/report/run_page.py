@@ -28,7 +28,6 @@ from fasttrain.spec.plan import is_notable
 from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import one_line
 
-FILES = ("summary.json", "plan.json", "episodes.csv")  # a folder with one of these is a run's folder
 QUALITY = ("episodes", "distinct_episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
 VIDEO, MOST_VIDEOS = re.compile(r"step_(\d+)\.mp4"), 8
 LENGTHS = ("mean_length", "mean_turns")
@@ -51,7 +50,7 @@ def run_page(folder: Path) -> Page:
     return Page(
         kind="Training run",
         title=" on ".join(facts[name] for name in ("algorithm", "env") if facts[name]) or folder.resolve().name,
-        facts=[*facts.items(), *place_of(folder, *FILES)],
+        facts=[*facts.items(), *place_of(folder, "summary.json", "plan.json", "episodes.csv")],
         command=shlex.join(["fasttrain", *_overrides(summary)]) if "overrides" in summary else "",
         banners=_banners(summary),
         tiles=_tiles(summary, total, quality),

@@ -24,7 +24,7 @@ from rich.text import Text
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.report.values import as_mapping, as_number
 from fasttrain.report.words import NOTHING, compact, number, percent
-from fasttrain.runs.folders import DOCTOR_LOG, MARKS
+from fasttrain.runs.folders import DOCTOR_LOG, contents_of
 from fasttrain.runs.progress import STATUS, TRAINING, clock_text
 from fasttrain.runs.view import make_console, moves
 from fasttrain.saving.files import ENDS, LOCK, holder, read_json
@@ -146,8 +146,8 @@ class Watch:
 def runs_below(root: str) -> Iterator[str]:
     """Folders of runs at or below `root`, without those inside a run's folder."""
     for folder, below, names in os.walk(root):
-        many = {*names}.intersection((*MARKS["study"], *MARKS["sweep"]))
-        if not many and DOCTOR_LOG not in names and not {*names}.isdisjoint((*MARKS["run"], STATUS)):
+        found = contents_of(Path(folder), {*names})
+        if DOCTOR_LOG not in names and (found.kind == "run" if found else STATUS in names):
             yield folder
             below.clear()
         below[:] = [name for name in below if name[0] != "."]

@@ -244,7 +244,7 @@ def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density
         with own_random_state(0):
             times = _times(ways, {name: _turn(way, model, density) for name, way in ways.items()})
     finally:
-        torch.set_num_threads(threads)
+        set_threads(threads)
     steady = all(len(took := times.get(name, [])) > 1 and took[1] <= STEADY * took[0] for name in ways)
     return {name: took[0] for name, took in times.items()}, steady
 

@@ -261,6 +261,7 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
         use_masks=spec.use_masks,
         check_finite=config.nan_guard != "off",
         scout=scout,
+        restart_hint="env.on_env_error=restart",
     )
     env.keeps_records = not has_monitor_wrapper(config)
     return env

@@ -218,9 +218,9 @@ class BackgroundEvaluation:
 
 def serve(connection: Connection, config: Config) -> None:
     """Evaluate the snapshots that arrive, until the connection is closed. Called in the second process."""
-    import torch
+    from fasttrain.runs.engine import set_threads
 
-    torch.set_num_threads(1)
+    set_threads(1)
     with suppress(EOFError, OSError):
         while True:
             job = connection.recv()

@@ -5,6 +5,7 @@ the provenance of a run for plan.json: the typed command, the commit of the user
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import re
 import shlex
@@ -31,7 +32,7 @@ PLAIN = re.compile(r"[\w./:+-]+")
 MARKS = {  # kind → files that mark a folder of this kind; the first kind with such a file is taken
     "study": ("study.json",),
     "sweep": ("sweep.json", "multirun.yaml"),
-    "run": ("plan.json", "summary.json", "model.zip"),
+    "run": ("plan.json", "summary.json", "episodes.csv", "model.zip"),
 }
 DOCTOR_LOG = "said.txt"  # output of one configuration in `fasttrain doctor`; a folder with this file is no run
 CELLS = "cells"  # subfolder of a study for its runs; the runs of a sweep are directly in the sweep's folder
@@ -69,12 +70,19 @@ class Contents(NamedTuple):
         return f"{key}={typed or self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
 
 
-def contents_of(folder: Path) -> Contents | None:
-    """What fasttrain wrote into a folder; None if nothing. Raises ConfigError if a process still works there."""
-    if process := holder(folder):
-        raise ConfigError(f"{folder}: still going on (process {process}); use another folder, or wait for its end")
-    kind = next((kind for kind, names in MARKS.items() if any((folder / name).exists() for name in names)), None)
-    return None if kind is None else Contents(folder, kind)
+def contents_of(folder: Path, names: set[str] | None = None) -> Contents | None:
+    """What fasttrain wrote into a folder; None if nothing.
+
+    `names`: the files that count. None: all files in it, and ConfigError if a process still works there.
+    """
+    if names is None:
+        if process := holder(folder):
+            raise ConfigError(f"{folder}: still going on (process {process}); use another folder, or wait for its end")
+        names = {*os.listdir(folder)} if folder.is_dir() else set()
+    for kind, marks in MARKS.items():
+        if not names.isdisjoint(marks):
+            return Contents(folder, kind)
+    return None
 
 
 def clear(folder: Path, kind: str = "run", but: str = "") -> None:

@@ -33,11 +33,7 @@ def auto_device(images: bool, cuda: bool) -> str:
 def device_of(context: Context) -> str:
     """The device of the run: `cpu`, `cuda` or `mps`. `runs.engine.pick_device` refuses a device that does not exist."""
     requested = context.config.device.split(":")[0]
-    return auto_device(_has_images(context), context.machine.cuda) if requested == "auto" else requested
-
-
-def _has_images(context: Context) -> bool:
-    return context.env.images or context.config.algo.policy.startswith("Cnn")
+    return auto_device(context.env.images, context.machine.cuda) if requested == "auto" else requested
 
 
 def widest_layer(config: Config) -> int:
@@ -84,7 +80,7 @@ def _amp_by_hardware(device: str, context: Context) -> Resolved:
     units, width = context.machine.bf16_units, widest_layer(context.config)
     if not units:
         return "off", "this CPU has no bf16 units"
-    if _has_images(context):  # NatureCNN on two cores: PPO 2.1 times as fast, DQN 1.2
+    if context.env.images:  # NatureCNN on two cores: PPO 2.1 times as fast, DQN 1.2
         return "bfloat16", f"{units}, and convolutions"
     few = context.effective["batch_size"] <= FEW_ROWS and context.config.fused_update != "off"
     pays_from = AMP_PAYS_FOR_FEW_ROWS_FROM if few else AMP_PAYS_FROM_WIDTH

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
+from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import env_facts, survey_of, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import activity, make_console, say
@@ -164,7 +165,8 @@ class Doctor:
 
     def _build(self, plan: RunSpec) -> Rig:
         self._rigs += 1
-        return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
+        set_threads(self._torch_threads)  # for a configuration that does not set this number
+        return Rig(plan, self.folder / "parts" / str(self._rigs))
 
     def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
         """Measure the parts that `candidate` changes, alternately with the present ones. None: the new run fails."""
@@ -249,4 +251,4 @@ class Doctor:
         if self.rig is not None:
             self.rig.close()
             self.rig = None
-        torch.set_num_threads(self._torch_threads)
+        set_threads(self._torch_threads)

@@ -26,6 +26,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.calibration import updates_per_step
 from fasttrain.runs.callbacks import callbacks_of
+from fasttrain.runs.engine import set_threads
 from fasttrain.runs.folders import DOCTOR_LOG
 from fasttrain.runs.train import build
 from fasttrain.spec.checks import EnvFacts, Machine
@@ -92,13 +93,10 @@ class Rig:
     Args:
         plan: the run's plan, whose configuration is changed by `steady`.
         folder: a new folder for the run's files and output (`said.txt`).
-        torch_threads: number of torch threads, for a configuration that does not set this number.
     """
 
-    def __init__(self, plan: RunSpec, folder: Path, torch_threads: int | None = None) -> None:
+    def __init__(self, plan: RunSpec, folder: Path) -> None:
         folder.mkdir(parents=True)
-        if torch_threads is not None:
-            torch.set_num_threads(torch_threads)
         self._said = (folder / DOCTOR_LOG).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
         with contextlib.redirect_stdout(self._said):  # loggers keep the stdout that is set when they are built
@@ -110,15 +108,10 @@ class Rig:
         stepping = self.run.env if self.stock else model.collector.source_of(model.env)
         self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # None without worker processes
         self.games = stepping if isinstance(stepping, ExternalVecEnv) else None
-        self._threads = torch.get_num_threads()
+        self.threads = torch.get_num_threads()
         self._callbacks = callbacks_of(self.run, users=False)
         self._begun = False
         self.slow_update = False  # True if one update takes longer than a window
-
-    def activate(self) -> None:
-        """Set this run's number of torch threads, because another run in this process may have changed the number."""
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
 
     def close(self) -> None:
         self.model.logger.close()
@@ -334,7 +327,7 @@ def measure(
                 if turn >= LEAST_ROUNDS and spent[name, key] > SLACK * seconds:
                     continue
                 tell(f"{name} {turn + 1}/{rounds}")
-                rig.activate()
+                set_threads(rig.threads)  # another run in this process may have changed the number
                 begun = time.perf_counter()
                 found = WINDOWS[name](rig, seconds / rounds)
                 took = time.perf_counter() - begun

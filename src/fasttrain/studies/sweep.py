@@ -33,6 +33,10 @@ CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "
                "startup_s", "error", "folder")  # fmt: skip
 
 
+class SweepEnd(BaseException):
+    """No further cell begins: after an error (`__cause__`), a signal or at a limit. Hydra would store an Exception."""
+
+
 def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
     """The cell's row of the table, with the columns `CSV_COLUMNS`."""
     quality, speed = cell.summary.get("quality", {}), cell.summary.get("steps_per_s")
@@ -96,12 +100,12 @@ class Sweep:
         self._total = math.prod(self._swept.values())
 
     def run_cell(self, job: Any) -> int:
-        """Run one cell in its own process; returns the exit code. Raises KeyboardInterrupt after a signal."""
+        """Run one cell in its own process; returns the exit code. Raises SweepEnd after a signal or at a limit."""
         if self.folder is None:
             self._begin(job)
         if self._until is not None and time.time() > self._until:
             say(self.console, "sweep.minutes are over: no further cell begins")
-            raise KeyboardInterrupt
+            raise SweepEnd
         folder = Path(job.runtime.output_dir).absolute()
         label, own = str(len(self.cells)), without_folder(job.overrides.task)
         cell, interrupted = self._known(label, own, folder), False
@@ -116,7 +120,7 @@ class Sweep:
         place = self._place(len(self.cells), cell.overrides)
         say(self.console, f"{place}: {cell.described()} · {cell.seconds:.0f} s{self._eta()}")
         if interrupted or cell.exit_code == EXIT_STOPPED or (self.limits.stop_on_error and has_failed(cell)):
-            raise KeyboardInterrupt
+            raise SweepEnd
         return cell.exit_code
 
     def _open(self, folder: Path) -> None:

@@ -46,6 +46,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         check_finite: raise an error for NaN or infinity in observations and rewards.
         max_restarts: with more restarts within `restart_window_s` an error is raised even under "restart".
         scout: a process that has already tried such an env. It becomes the first worker and sets the start method.
+        restart_hint: how errors name the value "restart" of `on_env_error`.
 
     Raises:
         EnvSpecError: an env cannot be built, the envs' spaces differ, or shared memory cannot hold them.
@@ -68,6 +69,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         max_restarts: int = 10,
         restart_window_s: float = 600.0,
         scout: Scout | None = None,
+        restart_hint: str = 'on_env_error="restart"',
     ) -> None:
         if not env_fns:
             raise EnvSpecError("SharedMemoryVecEnv needs at least one env function")
@@ -88,6 +90,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             check_finite=check_finite,
             max_restarts=max_restarts,
             restart_window_s=restart_window_s,
+            restart_hint=restart_hint,
         )
         self.crew = Crew(env_fns, options, scout)
         arrays = self.crew.arrays
