@@ -60,9 +60,7 @@ class Switching:
         self.switch.at_rest(self.progress)
 
 
-def test_when_kernels_are_compiled_and_take_over(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_when_kernels_are_compiled_and_take_over(monkeypatch: pytest.MonkeyPatch):
     toy = Switching(monkeypatch)
     toy.rest(0, 0)
     assert toy.started == 0
