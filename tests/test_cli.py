@@ -111,8 +111,8 @@ def test_too_little_memory_is_one_line(fasttrain: RunCommand, monkeypatch: pytes
     monkeypatch.setattr(cli.commands, "implementation", lambda name: full)
     told = f"fasttrain: error: not enough memory{said}; use a smaller num_envs, {smaller}\n"
     assert fasttrain("num_envs=4")[::2] == (2, told)
-    monkeypatch.setattr(cli, "_dispatch", full)  # before the task
-    assert fasttrain()[::2] == (2, told)
+    monkeypatch.setattr(cli, "split_options", full)  # before the task
+    assert fasttrain("num_envs=4")[::2] == (2, told)
 
 
 def python(code: str, folder: Path) -> tuple[int, str, str]:
@@ -191,7 +191,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch: pytest.MonkeyPatch, 
         return 0
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(cli, "_dispatch", command)
+    monkeypatch.setattr(cli, "split_options", command)
     assert main(["eval"]) == 130
     assert closed == ["envs"]
     assert signal.getsignal(signal.SIGTERM) is before

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,9 +58,9 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # that ends at a step, and first episodes of random lengths. 1,150 and five modules for actors of a cluster; 150 and a
 # module for runs that are copied to another place; 165 and a module for plan-cluster; 130 and a module for envs that
 # ask to be replaced; 60 and a module for the total variation. 105 and a module for evaluations that call the networks
-# directly; 62 for products of dense inputs and stored rows.
+# directly; 62 for products of dense inputs and stored rows. 36 for the number of EnvPool's threads by a trial.
 CEILINGS = {
-    "fasttrain": {"lines": 47_903, "modules": 213, ": Any": 709},
+    "fasttrain": {"lines": 47_940, "modules": 213, ": Any": 709},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
@@ -84,8 +88,9 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # tests: the vectorizer as a Gymnasium VectorEnv beside SyncVectorEnv, its faults, and without torch and numba; 75 the
 # steps of DummyVecEnv compared with stock's, the account and the campaign for a GPU. 470 of benchmarks: the account of
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
-# direct predictions, faults of workers, groups, dense inputs.
-LABORATORY = {"scripts": 307, "benchmarks": 4_787, "tests": 56_270}
+# direct predictions, faults of workers, groups, dense inputs. 400 of benchmarks: curves of scaling, matrix products,
+# slow envs beside async-gym-agents, DQN beside SBX.
+LABORATORY = {"scripts": 307, "benchmarks": 5_189, "tests": 56_294}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -143,3 +148,42 @@ def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:
     passed = json.loads(done.stdout.splitlines()[-1])
     for way, ceilings in COMMAND_CEILINGS.items():
         assert {name: size for name, size in passed[way].items() if size > ceilings[name]} == {}, passed
+
+
+# Places where tests reach a private name of src: `x._name`, its import, patches by its name, programs in texts. Names
+# of other libraries and of the tests' own toys count not, nor does `self._name`. test_scripts.py tests no src.
+MOST_PRIVATE = 65
+OTHERS = (
+    "_n_updates _last_obs _last_episode_starts _last_lstm_states _on_step _on_rollout_start _init_callback _predict "
+    "_get_samples _save_obs _build _current_progress_remaining _vec_normalize_env _rebuild _cache _pid "
+    "_begin _copy _draw _tell"
+)
+
+
+def nodes_in(room: Path) -> Iterator[ast.AST]:
+    for file in room.rglob("*.py"):
+        yield from ast.walk(ast.parse("" if file.name == "test_scripts.py" else file.read_text(encoding="utf-8")))
+
+
+def defined(node: ast.AST) -> str:
+    definition = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    stored = isinstance(getattr(node, "ctx", None), ast.Store)
+    return str(getattr(node, "name" if definition else "attr", getattr(node, "id", ""))) * (definition or stored)
+
+
+def reached(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Attribute):
+        return [node.attr] * (getattr(node.value, "id", "") not in ("self", "cls"))
+    if isinstance(node, ast.Call) and re.search(r"attr$|\bobject$", ast.unparse(node.func)):
+        return [str(getattr(one, "value", "")) for one in node.args[1:2]]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.findall(r"(?<!\bself)\.(_\w+)", node.value)
+    return [one.name for one in node.names] if isinstance(node, ast.ImportFrom) else []
+
+
+def test_private_names_that_tests_reach_are_not_above_their_ceiling() -> None:
+    planted = ast.parse("from a import _b\nx._b\nself._b\nsetattr(x, '_b', 1)\nm.setattr('a._b', 1)\n'_b'")
+    assert [name for node in ast.walk(planted) for name in reached(node) if name == "_b"] == ["_b"] * 4
+    private = {name for name in map(defined, nodes_in(SRC)) if re.match(r"_[^_]", name)} - {*OTHERS.split()}
+    found = Counter(name for node in nodes_in(Path(__file__).parent) for name in reached(node) if name in private)
+    assert sum(found.values()) <= MOST_PRIVATE, found

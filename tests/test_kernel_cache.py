@@ -234,8 +234,8 @@ def test_the_process_ends_with_the_one_that_asked(kernels, tmp_path: Path):
         "import os, kernels_of_a_test as k, numpy as np\n"
         "from fasttrain.kernel_cache import Compiler, KernelCall\n"
         "compiler = Compiler([KernelCall(k.double, (np.zeros(3),))] * 1)\n"
-        "import signal; os.kill(compiler._process.pid, signal.SIGSTOP)\n"
-        "print(compiler._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import psutil, signal; (child,) = psutil.Process().children(); child.suspend()\n"
+        "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     pid = int(done.stdout)

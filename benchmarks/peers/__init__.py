@@ -48,11 +48,10 @@ PEERS = {
     ),
     "cpprb": Peer("per.py", ("cpprb==11.0.0",), ("numpy",)),
     "TorchRL, replay": Peer("per.py", ("torchrl==0.13.3", "torch==2.12.0"), ()),
-    "SBX, DQN": Peer("dqn_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2")),
     "async-gym-agents": Peer(
         "ppo_async_gym.py", ("torchinfo==1.8.0", "stable-baselines3"), without_dependencies=("async-gym-agents==0.5.0",)
     ),
-    "SBX, SAC": Peer("sac_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2", "mujoco")),
+    "SBX, off-policy": Peer("off_policy_sbx.py", ("sbx-rl==0.28.0", "jax==0.10.2", "mujoco")),
 }
 
 

@@ -15,6 +15,11 @@ from benchmarks import peers, trainings
 from benchmarks.work import OURS, Sample, Work, works_of
 
 WORK: dict[str, Any] = {"warm_up": 600, "steps": 3_000, "learning_starts": 300, "batch_size": 256}
+SBX: dict[str, Any] = {
+    **WORK, "algo": "SAC", "num_envs": 1, "from_start": False, "arguments": {
+        "policy_kwargs": {"net_arch": [256, 256]}, **{name: WORK[name] for name in ("learning_starts", "batch_size")},
+    },
+}  # fmt: skip
 ENVS = {"sac-pendulum": ("Pendulum-v1", "gymnasium"), "sac-halfcheetah": ("HalfCheetah-v5", "mujoco")}
 
 
@@ -59,7 +64,7 @@ WORKS = works_of(
                 OURS: partial(learn, env, package, True),
                 "stock SAC": partial(learn, env, package, False),
                 "stock SAC, 1 thread": partial(learn, env, package, False, 1),
-                "SBX": partial(peers.run, "SBX, SAC", {**WORK, "env": env}),
+                "SBX": partial(peers.run, "SBX, off-policy", {**SBX, "env": env}),
             },
             peers=frozenset({"SBX"}),
             target="T15",

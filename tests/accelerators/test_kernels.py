@@ -19,6 +19,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActor
 from accelerated import filled, weights
 from fasttrain import PPO, MaskablePPO, NativeVecEnv, RecurrentPPO
 from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.accelerators.layout import make_layout
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.batch import flat_rows
 from fasttrain.errors import EnvError
@@ -131,8 +132,8 @@ def test_pack_reads_what_is_there_and_keeps_the_policys_own_storage():
     kernels = engine_of()
     pointers = [parameter.data_ptr() for parameter in kernels.policy.parameters()]
     kernels.pack()
-    for parameter, view in ((place.parameter, place.of(kernels.parameters)) for place in kernels._places):
-        torch.testing.assert_close(view, parameter.detach(), rtol=0, atol=0)
+    for place in make_layout(kernels.policy)[1]:
+        torch.testing.assert_close(place.of(kernels.parameters), place.parameter.detach(), rtol=0, atol=0)
     assert pointers == [parameter.data_ptr() for parameter in kernels.policy.parameters()]
     observations = np.zeros((4, 5), np.float32)
     observations[2, 1] = np.nan

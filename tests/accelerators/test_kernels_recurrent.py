@@ -102,7 +102,7 @@ def test_each_part_of_a_minibatch_is_computed_in_memory_of_its_own(monkeypatch: 
 def test_a_gradient_that_is_not_finite_is_no_step_and_names_the_parameter():
     policy = policy_of()
     storage = rollout_of(policy, 8, 6)
-    storage._observations[""][3, 2, 1] = torch.inf
+    storage.observations[3, 2, 1] = np.inf
     learned, done = updated(SequenceKernelEngine, policy, storage, WORK._replace(n_epochs=1))
     assert done.skipped == 1
     assert done.blamed
@@ -113,7 +113,7 @@ def test_after_a_step_that_was_not_taken_all_goes_on_as_in_the_torch_engine():
     policy = policy_of()
     storage, work = rollout_of(policy, 7, 3), WORK._replace(n_epochs=1, batch_size=16)
     np.random.seed(0)
-    storage._observations[""].view(21, -1)[storage.draw_order()[:16]] = torch.nan  # rows of the first minibatch
+    storage.observations.reshape(21, -1)[storage.draw_order()[:16]] = np.nan  # rows of the first minibatch
     learned, done = updated(SequenceKernelEngine, policy, storage, work)
     expected, there = updated(RecurrentEngine, policy, storage, work, fused_adam=True)  # stock's loop refuses NaN
     assert (done.steps, done.skipped) == (there.steps, there.skipped) == (1, 1)

@@ -71,7 +71,7 @@ def test_data_come_before_weights_before_what_was_made_of_them():
     assert why() == "parameter value_net.bias is not finite"
     storage.rewards[1, 0] = np.nan
     assert why() == "the reward of env 0 in row 1 of the rollout is nan"
-    storage._observations[""][0, 2, 1] = np.nan
+    storage.observations[0, 2, 1] = np.nan
     assert why() == "the observation of env 2 in row 0 of the rollout is nan"
 
 
@@ -81,7 +81,7 @@ def test_dict_observations_by_key():
     model = filled(PPO("MultiInputPolicy", env, **(SETTINGS | {"batch_size": 16})))
     storage = model.rollout_buffer.storage
     assert why_rollout(model.policy, storage, "the loss") == "the loss"
-    storage._observations["a"][3, 2, 0] = -np.inf
+    storage.observations["a"][3, 2, 0] = -np.inf
     assert why_rollout(model.policy, storage, "") == "the observation 'a' of env 2 in row 3 of the rollout is -inf"
 
 

@@ -38,7 +38,7 @@ class Kept(MaskablePPO):
         names = ("observations", "actions", "rewards", "episode_starts", "masks", "values", "log_probs", "advantages")
         arrays = {name: np.array(getattr(storage, name)) for name in names}
         dropped = self.collector.continuous.dropped
-        self.kept.append(arrays | {"there": ~storage._left_out, "dropped": None if dropped is None else dropped.copy()})
+        self.kept.append(arrays | {"there": ~storage.left_out, "dropped": None if dropped is None else dropped.copy()})
         with going_on(self):
             time.sleep(0.02)
 
@@ -148,7 +148,7 @@ def test_old_transitions_weigh_by_importance_and_dropped_ones_are_in_no_minibatc
     model = model_of(shared, max_lag=1)
     model.learn(2 * QUOTA)
     merged, ours = model.reuse.merged(model), model.collector.continuous
-    kept = ~model.rollout_buffer.storage._left_out
+    kept = ~model.rollout_buffer.storage.left_out
     assert len(merged.rows) == kept.sum()
     plain = model.kept[-1]["advantages"][kept]  # the policy is the same, so each weight is 1
     np.testing.assert_allclose(merged.advantages[kept], (plain - plain.mean()) / plain.std(), rtol=1e-3, atol=1e-4)

@@ -106,7 +106,7 @@ def storage(turns: list[int] = TURNS, following: int = B, **settings: Any) -> tu
     made = JointStorage(*given, device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0, model=model)
     made.assign("observations", shown)
     made.rewards[:, 0] = np.arange(1, len(turns) + 1)
-    made._values[:, 0] = torch.arange(10.0, 10.0 * len(turns) + 1, 10.0)
+    made.values[:, 0] = np.arange(10.0, 10.0 * len(turns) + 1, 10.0)
     made.complete()
     return made, model
 

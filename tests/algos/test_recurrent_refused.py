@@ -52,7 +52,7 @@ def test_memory_is_what_walking_through_each_envs_decisions_gives(pigs: DaemonVe
     model.learn(ENVS * STEPS)
     model.collect_rollouts(pigs, model._init_callback(None), model.rollout_buffer, STEPS)
     assert pigs.times().refused > 5
-    out = model.rollout_buffer.storage._left_out if schedule == "lockstep" else np.zeros((STEPS, ENVS), np.bool_)
+    out = model.rollout_buffer.storage.left_out if schedule == "lockstep" else np.zeros((STEPS, ENVS), np.bool_)
     assert (out.sum() > 5) == (schedule == "lockstep")
     first = out & (model.rollout_buffer.episode_starts != 0)
     assert first.any() or schedule != "lockstep", "a first decision was refused too"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -262,9 +263,10 @@ class Told:
         return np.arange(count)
 
 
-def test_the_nth_snapshot_is_drawn_among_n_places():
-    pool = pool_of(learner(), size=3)
-    pool._rng = told = Told([3, 2, 0, 5])  # type: ignore[assignment]
+def test_the_nth_snapshot_is_drawn_among_n_places(monkeypatch: pytest.MonkeyPatch):
+    model, told = learner(), Told([3, 2, 0, 5])
+    monkeypatch.setattr(np.random, "default_rng", lambda _: told)
+    pool = pool_of(model, size=3)
     for step in range(1, 8):
         pool.take(step)
     assert told.asked == [4, 5, 6, 7], "the fourth before the latest is one of four, each as probable"
@@ -367,12 +369,13 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(weights: torch.Tensor 
     assert pool.summary() == before
 
 
-def test_players_are_used_again():
-    model = learner()
+def test_players_are_used_again(monkeypatch: pytest.MonkeyPatch):
+    model, made = learner(), Mock(wraps=Player)
+    monkeypatch.setattr("fasttrain.algos.self_play.Player", made)
     pool = pool_of(model, size=1, latest=0.5)
     for step in range(20):
         pool.take(step)
         for env in range(6):
             pool.episode_over(env, {})
         pool.act(np.zeros((6, 3), np.float32), np.ones((6, 8), np.bool_), np.arange(6))
-    assert len(pool._players) + len(pool._spare) <= 3
+    assert made.call_count <= 3

@@ -13,11 +13,7 @@ from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, Rec
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from fasttrain.buffers import recurrent
-from fasttrain.buffers.recurrent import (
-    Memory,
-    RecurrentStorage,
-    cuts,
-)
+from fasttrain.buffers.recurrent import Memory, RecurrentStorage, cuts
 from fasttrain.buffers.rollout import RolloutRow
 from fasttrain.buffers.stock import as_stock
 

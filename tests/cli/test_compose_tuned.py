@@ -8,7 +8,6 @@ import yaml
 
 from fasttrain.cli.commands import read_options
 from fasttrain.cli.compose import composer, conf_dir, configured
-from fasttrain.cli.library import _group
 from fasttrain.errors import ConfigError
 from fasttrain.spec.precedence import read, split_options
 
@@ -43,7 +42,6 @@ GAME = ("env.backend=daemons", "env.entry_point=game:Game", "daemons.command=[ja
 def test_a_file_of_an_engines_package_is_known_by_its_name(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigError, match=r"daemons=smal_jvm: no such daemons.*did you mean 'small_jvm'"):
         configured([*GAME, "daemons=smal_jvm"])
-    assert (_group("go"), _group("skullking"), _group("CartPole-v1")) == ("go", "skullking", "gym")
     found = configured(["env=go", "env.kwargs.size=5"])
     assert (found.env.backend, found.daemons.command[0], found.daemons.games_per_daemon) == ("daemons", "gnugo", 1)
     typed = ["env.backend=daemons", "env.entry_point=fasttrain.daemons.go:Go", "daemons.command=[gnugo]",

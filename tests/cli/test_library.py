@@ -92,6 +92,7 @@ CARTPOLE = {"env": "CartPole-v1", "algo": "ppo"}
         ({**CARTPOLE, "num_envs": 0}, "num_envs=0"),
         ({"env": "CartPole-v1", "settings": {"gate.margin": 1.0}}, "gate.margin=1.0 has no effect with train; to"),
         ({"env": "NoSuchEnv-v3", "algo": "ppo"}, "NoSuchEnv"),
+        ({"env": "go", "vec_env": "dummy"}, "vec_env=dummy with env.backend=daemons"),
         ({"settings": {"env.game": "skirmish", "env.kwargs.wide": 3}}, "env.kwargs.mission='only_war'.*unexpected"),
         ({**CARTPOLE, "num_workers": 2, "vec_env": "dummy"},
          r"workers=2 has no effect with vec_env=dummy.* \(typed: num_workers=2\)$"),

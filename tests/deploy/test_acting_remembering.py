@@ -66,18 +66,20 @@ def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path
     assert ("next_vf_h" in report["outputs"]) is model.policy.enable_critic_lstm
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.load`:DeprecationWarning")
 def test_episodes_go_on_by_the_states_that_the_file_gives_back(tmp_path: Path):
     """40 steps of three envs whose episodes end at different times, each state from the step before."""
     model = masked()
     acting = RecurrentPath(model, model.observation_space, None).eval()
     exporting.export(acting, model, None, "torchscript", tmp_path / "policy")
-    run, _ = exporting._load_torchscript(tmp_path / "policy", acting)
+    run = torch.jit.load(str(tmp_path / "policy"))
     random = np.random.default_rng(2)
     remembered: Arrays = {name: np.ones((3, 1, 8), np.float32) for name in acting.state_names}  # of nobody
     states, starts = None, np.ones(3, np.bool_)
     for step in range(40):
         inputs = random_inputs(acting, 3, seed=step) | remembered | {"episode_starts": starts}
-        outputs = run({name: inputs[name] for name in acting.input_names})
+        made = run(*(torch.from_numpy(inputs[name]) for name in acting.input_names))
+        outputs = {name: output.detach().numpy() for name, output in zip(acting.output_names, made, strict=True)}
         actions, states = model.predict(
             inputs["observations"], states, starts, deterministic=True, action_masks=inputs["action_masks"]
         )

@@ -103,15 +103,15 @@ def test_normalised_observations_are_normalised_inside(tmp_path: Path):
 def test_a_file_that_disagrees_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = masked()
     acting = ActingPath(model, model.observation_space, None).eval()
-    write = exporting._write_torchscript
+    save = torch.jit.save
 
-    def write_another(acting: ActingPath, path: Path) -> None:
+    def save_another(*given: Any) -> None:
         weight = acting.net.value_net.weight.data
         weight += 0.01
-        write(acting, path)
+        save(*given)
         weight -= 0.01
 
-    monkeypatch.setattr(exporting, "_write_torchscript", write_another)
+    monkeypatch.setattr(torch.jit, "save", save_another)
     (tmp_path / "policy").write_text("an older one")
     with pytest.raises(FastTrainError, match="policy disagrees with the policy by .*deleted") as caught:
         export(acting, model, None, "torchscript", tmp_path / "policy")
@@ -132,6 +132,7 @@ WRONG = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.load`:DeprecationWarning")
 def test_the_command(trained: RunCommand, fasttrain: RunCommand):
     made = trained("+profile=exact", "env.entry_point=toys:ToyGymEnv", "env.kwargs.index=0", *SMALL)
     plan = made.json("plan.json")
@@ -147,9 +148,8 @@ def test_the_command(trained: RunCommand, fasttrain: RunCommand):
     assert report["file"] == str(path)
     model = sb3_contrib.MaskablePPO.load(made.folder / "model.zip", device="cpu")
     observations, masks = np.eye(3, dtype=np.float32), np.ones((3, 8), bool)
-    run, _ = exporting._load_torchscript(path, ActingPath(model, model.observation_space, None))
     np.testing.assert_array_equal(
-        run({"observations": observations, "action_masks": masks})["actions"],
+        torch.jit.load(str(path))(torch.from_numpy(observations), torch.from_numpy(masks))[0],
         model.predict(observations, deterministic=True, action_masks=masks)[0],
     )
     for arguments, message in WRONG:

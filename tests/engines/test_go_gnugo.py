@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from fasttrain.spec.setting import build
 from fasttrain_engines.channel import Channel
 from fasttrain_engines.daemon import GAMES
 from fasttrain_engines.game import Over
-from fasttrain_engines.go import PASS, Go
+from fasttrain_engines.go import Go
 from fasttrain_engines.pool import Pool
 from fasttrain_engines.settings import DaemonsConfig
 
@@ -89,10 +90,11 @@ def test_masks_and_boards_are_those_of_plain_rules(size: int, errs: float, tmp_p
     async def play(channel: Channel, seed: int) -> int:
         rules, seen, told = Rules(size), 0, await game.begin(channel, 0, seed)
         while True:
-            for number, move in enumerate(game._moves[seen:], seen):
-                if move != PASS:
-                    rules.play(points[game._names.index(move)], number % 2)
-            seen, mine = len(game._moves), int(game._mine == "white")
+            moves = re.findall(r";[BW]\[(\w*)\]", game.record())
+            for number, move in enumerate(moves[seen:], seen):
+                if move:
+                    rules.play((ord(move[1]) - 97, ord(move[0]) - 97), number % 2)
+            seen, mine = len(moves), int(told.observation[-2] == 0)
             planes = told.observation[: 6 * size * size].reshape(2, 3, size, size).sum(axis=1)
             stones = {point: side for side in (0, 1) for point in points if planes[side ^ mine][point]}
             assert stones == rules.stones
@@ -115,7 +117,7 @@ def test_the_same_seed_is_the_same_game_and_another_one_another(tmp_path: Path):
     async def play(channel: Channel, seed: int) -> str:
         told: Any = await game.begin(channel, 0, seed)
         while not isinstance(told, Over):
-            told = await game.play(channel, told.legal[len(told.legal) // 2] if len(game._moves) < 12 else 81)
+            told = await game.play(channel, told.legal[len(told.legal) // 2] if game.record().count(";") <= 12 else 81)
         assert np.sign(told.info["score_diff"]) == told.reward == (1 if told.info["is_win"] else -1)
         return game.record()
 

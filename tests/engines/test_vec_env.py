@@ -264,13 +264,12 @@ def test_an_engine_that_closes_after_its_games_loses_none(make: Make, play: Call
     assert until(lambda: {one["game"] for one in lines(env, "games.jsonl") if one["row"] == 0} >= {0, 1, 2, 3})
 
 
-def test_a_failure_that_nobody_saw_is_told_again(make: Make):
+def test_a_failure_is_told_again(make: Make):
     env = make(2, "--fault", "close=1", max_failures=3)
     assert until(lambda: engines())
-    env._workers[0].send("reset", {0: 1, 1: 2})
-    until(lambda: env.tally(fresh=True) and env._failure is not None)
-    with pytest.raises(EnvError, match="daemons.max_failures"):
-        env._hear(0.0)  # what waits for rows would wait for ever
+    for play in (env.reset, lambda: env.step(np.zeros(2, np.int64))):  # which would wait for ever
+        with pytest.raises(EnvError, match="daemons.max_failures"):
+            play()
 
 
 def test_an_engine_that_does_not_start_says_what_it_said(make: Make):

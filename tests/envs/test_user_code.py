@@ -11,16 +11,7 @@ import gymnasium
 import pytest
 
 import fasttrain
-from fasttrain.envs.user_code import (
-    BUILDING,
-    CLOSING,
-    LOOKING,
-    MASKING,
-    Place,
-    _is_ours,
-    blame,
-    import_user_module,
-)
+from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, MASKING, Place, blame, import_user_module
 
 
 def raises_with_text() -> None:
@@ -71,9 +62,10 @@ def test_an_import_of_a_module_that_was_moved_finds_it(tmp_path: Path):
 
 def test_a_package_of_a_name_that_begins_like_ours_is_the_users():
     ours = os.path.dirname(str(fasttrain.__file__))
-    assert _is_ours(os.path.join(ours, "envs", "make.py"))
-    assert _is_ours(os.path.join(f"{ours}_games", "envs.py"))
-    assert not _is_ours(os.path.join(f"{ours}_of_mine", "envs.py"))
+    for folder, is_users in ((f"{ours}/envs", False), (f"{ours}_games", False), (f"{ours}_of_mine", True)):
+        with pytest.raises(ValueError, match="broken") as caught:
+            exec(compile("raise ValueError('broken')", os.path.join(folder, "made.py"), "exec"))
+        assert ("made.py:1, in" in blame(caught.value)) is is_users
 
 
 def test_another_look_at_the_same_memory_says_where_the_play_is():

@@ -124,10 +124,10 @@ def test_what_comes_after_the_training_costs_its_own_output_alone(
     [
         ("runs.parts.write_json", errno.ENOSPC, 1, f"[Errno {errno.ENOSPC}] .*plan.json"),
         ("runs.parts.write_json", errno.EACCES, 1, f"[Errno {errno.EACCES}] .*plan.json"),
-        ("cli._dispatch", errno.EMFILE, 2, "[Errno 24] Too many open files: raise the limit of this shell"),
-        ("cli._dispatch", errno.EFBIG, 2, "[Errno 27] File too large: raise the limit of this shell (ulimit -f"),
+        ("cli.split_options", errno.EMFILE, 2, "[Errno 24] Too many open files: raise the limit of this shell"),
+        ("cli.split_options", errno.EFBIG, 2, "[Errno 27] File too large: raise the limit of this shell (ulimit -f"),
         (
-            "cli._dispatch",
+            "cli.split_options",
             errno.ENAMETOOLONG,
             2,
             f"[Errno {errno.ENAMETOOLONG}] File name too long: use a shorter path",

@@ -21,16 +21,7 @@ from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain_vec.process import WorkerLostError, WorkerTraceback
 from toys import single_thread
-from worker_toys import (
-    END,
-    FAULTS,
-    GO,
-    IN_PROCESS,
-    Chaos,
-    action_of,
-    no_litter,
-    shared_memory_names,
-)
+from worker_toys import END, FAULTS, GO, IN_PROCESS, Chaos, action_of, no_litter, shared_memory_names
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),

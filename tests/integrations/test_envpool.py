@@ -148,14 +148,11 @@ def test_the_rows_of_a_step_come_in_the_order_of_the_envs() -> None:
 
 
 @needs_envpool
-def test_options_reach_the_pool_and_threads_fit_the_cores() -> None:
+def test_options_reach_the_pool() -> None:
     env = EnvPoolVecEnv("Pong-v5", 2, options={"stack_num": 2, "num_threads": 1})
     assert env.observation_space.shape == (2, 84, 84)
     env.reset()
     assert env._pool.config["num_threads"] == 1
-    few = EnvPoolVecEnv("CartPole-v1", 1)
-    few.reset()
-    assert few._pool.config["num_threads"] == 1
 
 
 @needs_envpool
@@ -168,6 +165,7 @@ def test_the_number_of_threads_is_the_fastest_of_three(taken: int, monkeypatch: 
     env.reset()
     env.seed(1)
     env.reset()  # a new pool, and no second choice
+    EnvPoolVecEnv("CartPole-v1", 1).reset()  # one env has one thread
     assert tried == [1, 2, 0]
     assert env._pool.config["num_threads"] == taken
 

@@ -66,7 +66,7 @@ class Checked(PPO):
         storage: Any = self.rollout_buffer.storage
         names = ("observations", "actions", "rewards", "episode_starts", "values", "advantages")
         kept = {name: np.array(getattr(storage, name)) for name in names}
-        KEPT.append(kept | {"there": ~storage._left_out, "steps": self.num_timesteps})
+        KEPT.append(kept | {"there": ~storage.left_out, "steps": self.num_timesteps})
         super().train()
 
 

@@ -15,6 +15,7 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from accelerated import minibatch_terms
 from fasttrain.accelerators.kernels import ROWS_PER_THREAD, KernelEngine
+from fasttrain.accelerators.layout import make_layout
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims, view_of
 from fasttrain.algos.step import PPOWork, Terms
@@ -118,7 +119,7 @@ def fused_gradients(
     out = np.zeros((1, NUM_STATISTICS)), False, np.full(1, -1)
     Team().run(train_epoch, threads if on_threads else 1, order, len(order), 1, training, None, *out)
     gradient = torch.from_numpy(scratch.gradients[0])
-    views = {id(place.parameter): place.of(gradient) for place in kernels._places}
+    views = {id(place.parameter): place.of(gradient) for place in make_layout(policy)[1]}
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)
 
 

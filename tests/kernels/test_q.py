@@ -17,13 +17,7 @@ from torch.nn import functional
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.algos.q_networks import (
-    BranchingDQNPolicy,
-    DuelingDQNPolicy,
-    best_values,
-    chosen_values,
-    greedy,
-)
+from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, best_values, chosen_values, greedy
 from fasttrain.batch import QBatches
 from fasttrain.kernels.q import QSettings
 from q_blocks import trained

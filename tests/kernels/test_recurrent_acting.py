@@ -12,9 +12,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.recurrent import RecurrentEngine
-from fasttrain.algos.recurrent_policies import (
-    MaskableRecurrentActorCriticPolicy,
-)
+from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.kernels.actor_critic import act_rows
 from fasttrain.threads import LINE, NEXT, PIECES, new_team

@@ -13,7 +13,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from conftest import RunCommand, configured
-from fasttrain.accelerators.compiled import CompiledPPO
+from fasttrain.accelerators import compiled
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
@@ -83,8 +83,8 @@ def test_compiling_is_told_and_timed(no_compiler: None, base: tuple[str, ...]):
 
 
 def test_a_compiler_that_fails_is_told(no_compiler: None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(CompiledPPO, "_compile_loss", Mock(side_effect=RuntimeError("no C++ compiler")))
-    monkeypatch.setattr("fasttrain.accelerators.compiled.network_values", None)
+    monkeypatch.setattr(compiled, "example_rows", Mock(side_effect=RuntimeError("no C++ compiler")))
+    monkeypatch.setattr(compiled, "network_values", None)
     for base in (PPO, (*STOCK_DQN, "engine=fast")):
         plan, model = settled("use_compile=on", base=base)
         assert row(plan, "use_compile")[0] == "off" == plan.config.use_compile

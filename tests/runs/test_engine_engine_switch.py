@@ -28,14 +28,14 @@ DQN = (*SMALL, "algo=dqn", "warmup_steps=32", "batch_size=16", "updates_per_step
 class Switching:
     """A switch without a compiler: `ready` says whether its process is done."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None = None, calls: Any = ()) -> None:
         self.said: list[str] = []
         self.used = self.started = 0
         self.slower = self.failure = ""
         self.refusal: OSError | None = None
         self.ready = False
         monkeypatch.setattr("fasttrain.runs.engine.Compiler", self._start)
-        self.switch = EngineSwitch([], at, self._use, self.said.append)
+        self.switch = EngineSwitch(list(calls), at, self._use, self.said.append)
         self.progress = Progress(1_000_000, PhaseClock())
         self.progress.started -= 10.0
 
@@ -60,9 +60,7 @@ class Switching:
         self.switch.at_rest(self.progress)
 
 
-def test_when_kernels_are_compiled_and_take_over(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_when_kernels_are_compiled_and_take_over(monkeypatch: pytest.MonkeyPatch):
     toy = Switching(monkeypatch)
     toy.rest(0, 0)
     assert toy.started == 0
@@ -100,9 +98,8 @@ def test_when_kernels_are_compiled_and_take_over(
 def test_torch_stays_where_kernels_cannot_be_or_are_slower(
     monkeypatch: pytest.MonkeyPatch, way: dict[str, Any], told: str
 ):
-    toy = Switching(monkeypatch)
+    toy = Switching(monkeypatch, calls=way.pop("calls", ()))
     vars(toy).update(way)
-    toy.switch._calls = way.get("calls", [])
     for step in (100, 200, 300):
         toy.rest(step, 4)
         toy.ready = True

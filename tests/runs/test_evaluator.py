@@ -64,9 +64,9 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         saved.append(file.name)
         file.write_text(f"saved in {file.parent.name}")
 
-    def make(beside: bool, num_envs: int = 8) -> Evaluator:
+    def make(beside: bool, num_envs: int = 8, **of: Any) -> Evaluator:
         config = dataclasses.replace(CONFIG, eval_async=beside, num_envs=num_envs)
-        return Evaluator(config, tmp_path, lambda: quality(next(rewards)), save, said.append, Saving(said.append))
+        return Evaluator(config, tmp_path, lambda: quality(next(rewards)), save, said.append, Saving(said.append), **of)
 
     return make, said, saved, tmp_path
 
@@ -109,8 +109,7 @@ def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
 
 def test_a_video_is_no_evaluation(parts: Any):
     make, said, saved, folder = parts
-    evaluator = make(beside=False)
-    evaluator._film = lambda file: f"filmed {file.relative_to(folder)}"
+    evaluator = make(beside=False, film=lambda file: f"filmed {file.relative_to(folder)}")
     evaluator.evaluate(10, 1.0, measure=False, film=True)
     assert (said, saved, evaluator.log.rows) == ([f"filmed {Path('videos/step_10.mp4')}"], [], [])
     evaluator = make(beside=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -79,9 +80,9 @@ def test_it_gives_what_an_evaluation_in_the_trainer_gives_of_the_model_as_it_was
     assert second.env_steps == 2
     assert first.quality != second.quality
     assert evaluation.wait(lambda: True) is None, "nothing is waited for"
-    process = psutil.Process(evaluation._process.process.pid)
+    (pid,) = (process.pid for process in multiprocessing.active_children())
     evaluation.close()
-    assert not process.is_running()
+    assert not psutil.pid_exists(pid)
     assert not evaluation.folder.exists()
 
 
@@ -90,15 +91,17 @@ def test_a_process_that_dies_or_cannot_read_its_snapshot_is_an_error(begin: Any)
     evaluation.submit(1, 0.0)
     with pytest.raises(WorkerLostError, match=r"\w+: "):
         wait_for(evaluation)
+    evaluation.close()
     evaluation = begin()
     evaluation.submit(1, 0.0)
-    os.kill(evaluation._process.process.pid, signal.SIGKILL)
+    (process,) = multiprocessing.active_children()
+    os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(WorkerLostError, match="the process that evaluates ended with exit code"):
         wait_for(evaluation)
 
 
 KILLED = """
-import sys, time
+import multiprocessing, time
 from pathlib import Path
 from fasttrain.runs.evaluator import BackgroundEvaluation
 from fasttrain.cli.compose import configured
@@ -106,7 +109,7 @@ if __name__ == "__main__":
     config = configured(["env.id=CartPole-v1", "algo=ppo"])
     evaluation = BackgroundEvaluation(config, Path(), lambda file: file.write_bytes(b""))
     evaluation.submit(1, 0.0)
-    print(evaluation._process.process.pid, flush=True)
+    print(multiprocessing.active_children()[0].pid, flush=True)
     time.sleep(60)
 """
 

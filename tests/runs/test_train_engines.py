@@ -39,8 +39,8 @@ def test_a_run_leaves_every_file_and_no_process(
     fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, typed: list[str], schedule: str
 ):
     before, made = {one.pid for one in descendants()}, list[int]()
-    meet = DaemonVecEnv._meet
-    monkeypatch.setattr(DaemonVecEnv, "_meet", lambda env, *rest: made.append(env._count) or meet(env, *rest))
+    begin = DaemonVecEnv.__init__
+    monkeypatch.setattr(DaemonVecEnv, "__init__", lambda *of, **more: made.append(of[3]) or begin(*of, **more))
     done = fasttrain(*typed, *overrides("--fault", "close=0.02"), *SMALL, "eval_every=180").ok()
     assert made == [1, 4], "to look at its spaces, and to train: evaluations play with the training's"
     assert until(lambda: not {one.pid for one in descendants()} - before)

@@ -100,9 +100,7 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_program(kind: str):
         assert (process.stderr.read(), process.wait(60)) == ("went on", 0)
 
 
-def test_what_a_library_prints_can_be_kept_apart_while_the_program_goes_on_telling(
-    capsys: pytest.CaptureFixture[str],
-):
+def test_what_a_library_prints_can_be_kept_apart_while_the_program_goes_on_telling(capsys: pytest.CaptureFixture[str]):
     console, kept = make_console(), io.StringIO()
     with redirect_stdout(kept):
         sys.stdout.write("of the library\n")

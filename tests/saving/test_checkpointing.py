@@ -136,9 +136,9 @@ def test_a_rule_that_stops_waits_only_where_checkpoints_are_on_and_leaves_the_st
 
 def test_a_state_too_large_to_keep_is_taken_once_and_known_to_be_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
+    take, taken = Trainer.take, list[int]()
+    monkeypatch.setattr(Trainer, "take", lambda trainer: taken.append(1) or take(trainer))
     trainer = Trainer(tmp_path, grace_s=0.0)
-    taken: list[int] = []
-    monkeypatch.setattr(trainer.checkpoints, "_take", lambda: taken.append(1) or trainer.take())
     trainer.go(0, 5, 6, 7)
     assert len(taken) == 1
     trainer.stop()

@@ -21,13 +21,7 @@ from traced_envs import Hidden, Parts, Slow
 from fasttrain.envs.retrace import RetraceFactory
 from fasttrain.errors import ConfigError
 from fasttrain.saving.checkpoints import array_writer
-from fasttrain.saving.env_state import (
-    env_state,
-    load_env_state,
-    load_random_state,
-    plain,
-    random_state,
-)
+from fasttrain.saving.env_state import env_state, load_env_state, load_random_state, plain, random_state
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv

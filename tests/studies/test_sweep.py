@@ -13,7 +13,7 @@ from fasttrain.cli import main
 from fasttrain.errors import ConfigError
 from fasttrain.runs.view import make_console
 from fasttrain.studies.study import Cell
-from fasttrain.studies.sweep import Sweep, figures
+from fasttrain.studies.sweep import Sweep
 
 SMALL = ("total_timesteps=128", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "eval.episodes=2",
          "vec_env=dummy", "torch_threads=1", "num_envs=2")  # fmt: skip
@@ -84,10 +84,13 @@ def sweep_of(folder: Path, *cells: tuple[str, int, float | None]) -> Sweep:
 
 def test_speed_up_is_against_the_baseline_profile_where_there_is_one(tmp_path: Path):
     sweep = sweep_of(tmp_path, ("+profile=speed", 0, 50.0), ("+profile=baseline", 0, 10.0))
-    assert sweep._reference() == (10.0, "cell 1")
-    assert figures(sweep.cells[0], 10.0)["speed_up"] == 5.0
+    sweep.finish()
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert (told["speed_up_against"], [cell["speed_up"] for cell in told["cells"]]) == ("cell 1", [5.0, 1.0])
     sweep = sweep_of(tmp_path, ("num_envs=1", 1, None))
-    assert (sweep._reference(), sweep.cells[0].status) == ((None, "-"), "failed")
+    sweep.finish()
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert (told["speed_up_against"], told["cells"][0]["status"]) == ("-", "failed")
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,7 @@ from fasttrain.envs.masks import random_legal_action
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from toys import single_thread
-from worker_toys import (
-    Hat,
-    OnlyThere,
-    Opaque,
-    Sampler,
-    Stubborn,
-    Walker,
-    processes_left,
-    walkers,
-)
+from worker_toys import Hat, OnlyThere, Opaque, Sampler, Stubborn, Walker, processes_left, walkers
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 

@@ -84,7 +84,7 @@ def test_ppo_learns_from_all_transitions_and_no_reset(engine: str, cut: bool):
     drawn = np.concatenate([batch.observations.numpy() for batch in rollout.minibatches(8)])
     assert len(drawn) == len(rollout.rows) < 48
     over = {index: 3 + index for index in range(3)}
-    seen = np.asarray(rollout._observations[""]).reshape(-1, 2)
+    seen = rollout.observations.reshape(-1, 2)
     envs = np.arange(48) % 3  # of each row of the stored (T, N) layout
     last = np.array([seen[row][1] == over[envs[row]] for row in range(48)])
     assert not last[rollout.rows].any()  # a state that is over was acted on, and is no transition
@@ -98,7 +98,7 @@ def test_returns_stop_at_the_end_of_an_episode(mode: str, engine: str):
     model = PPO("MlpPolicy", made(1, mode=mode), n_steps=24, batch_size=8, n_epochs=1, seed=0, engine=engine, **exact)
     model.learn(24)
     rollout: Any = model.rollout_buffer.storage
-    counts, returns = rollout._observations[""].reshape(-1, 2)[:, 1].numpy(), rollout.returns.reshape(-1)
+    counts, returns = rollout.observations.reshape(-1, 2)[:, 1], rollout.returns.reshape(-1)
     assert returns[rollout.rows] == pytest.approx(3 - counts[rollout.rows], abs=1e-5)
     assert len(rollout.rows) == (18 if mode == "NextStep" else 24)
 

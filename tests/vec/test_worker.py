@@ -13,17 +13,7 @@ import numpy as np
 import pytest
 
 from fasttrain.envs.user_code import preserve_random_state
-from fasttrain_vec.worker import (
-    CALL,
-    CLOSE,
-    HOLD,
-    NO_MAIL,
-    RESULT,
-    STEP,
-    Worker,
-    _same,
-    pack,
-)
+from fasttrain_vec.worker import CALL, CLOSE, HOLD, NO_MAIL, RESULT, STEP, Worker, _same, pack
 from fasttrain_vec.worker_memory import (
     BUFFER,
     BUSY_NS,

@@ -177,10 +177,10 @@ class JointStorage(RolloutStorage):
         leaves it out only if a truncated episode ends where no policy decides.
         """
         model, values, owners = self.model, self.values, self.model.policy.owners(self.observations)
-        absent = np.zeros_like(owners, np.bool_) if self._left_out is None else self._left_out
+        absent = np.zeros_like(owners, np.bool_) if self.left_out is None else self.left_out
         model.policy.owners.check(owners[~absent])
         following, advantages = model.policy.owners(model._last_obs), np.zeros_like(values)
-        self._left_out = np.ones_like(absent)
+        self.left_out = np.ones_like(absent)
         for number, (name, member) in enumerate(model.members.items()):
             own: Any = member.rollout_buffer.storage
             rewards, unknown = self.own_rewards.get(name, self.rewards).copy(), np.zeros_like(absent)
@@ -203,8 +203,8 @@ class JointStorage(RolloutStorage):
                 found = advantages_of(*given, left_out, away if rests is None else away | rests, unknown)
             left_out |= owners != number
             advantages = np.where(left_out, advantages, found)
-            self._left_out &= left_out
-            own._left_out, own.pos, own.full = left_out, self.pos, True
+            self.left_out &= left_out
+            own.left_out, own.pos, own.full = left_out, self.pos, True
             view = model.policy.owners.views[number]
             if not view.is_whole:
                 seen = self._observations[""] if view.columns is None else self._observations[""][..., view.columns]

@@ -51,7 +51,7 @@ class Reuse:
         for key, part in newest._observations.items():
             storage._observations[key][:, here].copy_(part)
         storage.rewards[:, here], storage.episode_starts[:, here] = newest.rewards, newest.episode_starts
-        self.absent[:, here] = False if newest._left_out is None else newest._left_out
+        self.absent[:, here] = False if newest.left_out is None else newest.left_out
         continuous = model.collector.continuous if model.collector.schedule == "continuous" else None
         dropped = None if continuous is None else continuous.dropped
         self.dropped[:, here] = False if dropped is None else dropped
@@ -61,7 +61,7 @@ class Reuse:
         for older in range(min(self.stored, self.count)):
             if older != block or dropped is not None:
                 self._rate(model, self._columns(older))
-        storage._left_out[...] = self.absent | self.dropped
+        storage.left_out[...] = self.absent | self.dropped
         self._weigh(model.normalize_advantage)
         return storage  # type: ignore[no-any-return]
 
@@ -72,7 +72,7 @@ class Reuse:
             device=newest.device, gamma=newest.gamma, gae_lambda=newest.gae_lambda, mask_width=newest.mask_width,
         )  # fmt: skip
         storage.complete()
-        storage._left_out = np.ones(storage.rewards.shape, np.bool_)
+        storage.left_out = np.ones(storage.rewards.shape, np.bool_)
         self.absent, self.dropped = np.ones((2, *storage.rewards.shape), np.bool_)
         self.behaviour, self.weights = np.zeros((2, *storage.rewards.shape), np.float32)
         self.last_dones, self.rests = np.zeros((2, storage.num_envs), np.bool_)
@@ -114,7 +114,7 @@ class Reuse:
     def _weigh(self, normalize: bool) -> None:
         """Multiply advantages by weights; if `normalize`, first normalise by weighted moments over all rollouts."""
         storage: Any = self.storage
-        advantages, kept = storage.advantages, ~storage._left_out
+        advantages, kept = storage.advantages, ~storage.left_out
         if normalize:
             each, weight = advantages[kept].astype(np.float64), self.weights[kept].astype(np.float64)
             mean = np.average(each, weights=weight)

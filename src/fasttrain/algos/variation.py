@@ -41,7 +41,7 @@ def update_within(model: Any, rollout: RolloutStorage, target: float) -> Statist
 
 def total_variation(model: Any, rollout: RolloutStorage) -> float:
     """The total variation between the present policy and the one before the update, over the rollout's transitions."""
-    kept = np.ones(rollout.rewards.shape, np.bool_) if rollout._left_out is None else ~rollout._left_out
+    kept = np.ones(rollout.rewards.shape, np.bool_) if rollout.left_out is None else ~rollout.left_out
     _, log_probs = rate(model, rollout, slice(None), kept)
     before = rollout.log_probs[kept]
     weights = 1.0 if model.reuse is None else model.reuse.weights[kept]

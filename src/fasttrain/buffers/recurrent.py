@@ -189,7 +189,7 @@ class RecurrentStorage(RolloutStorage):
     def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
         """True where a sequence begins, for rows in this order."""
         begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (order < self.num_envs)
-        if self._left_out is not None:
+        if self.left_out is not None:
             begins[1:] |= np.diff(order) != self.num_envs  # consecutive rows of an env differ by num_envs
         return begins
 

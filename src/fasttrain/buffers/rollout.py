@@ -167,7 +167,7 @@ class RolloutStorage:
         self.settings = num_steps, num_envs, gamma, gae_lambda
         self.pos, self.full = 0, False
         self._places: list[_Place | None] = []  # made anew by the first `add` of a rollout
-        self._left_out: BoolArray | None = None  # (T, N) True: no minibatch contains this row; None: all rows are used
+        self.left_out: BoolArray | None = None  # (T, N) True: no minibatch contains this row; None: all rows are used
         self._discrete = isinstance(action_space, spaces.Discrete)
         rows = (num_steps, num_envs)
 
@@ -245,7 +245,7 @@ class RolloutStorage:
     def reset(self) -> None:
         """Start again at the first step. Arrays are not cleared, because every row will be overwritten."""
         self.pos, self.full = 0, False
-        self._left_out = None
+        self.left_out = None
 
     def place_observations(self, step: int) -> Observations | None:
         """The arrays (N, ...) in which the observations of `step` are stored, so that an env can write into them.
@@ -301,15 +301,15 @@ class RolloutStorage:
 
     def leave_out(self, step: int | slice, envs: BoolArray | list[int]) -> None:
         """Exclude rows from all minibatches. `envs`: a mask (N,) or indices; for a slice of steps a mask (steps, N)."""
-        if self._left_out is None:
-            self._left_out = np.zeros((self.num_steps, self.num_envs), np.bool_)
-        self._left_out[step][envs] = True
+        if self.left_out is None:
+            self.left_out = np.zeros((self.num_steps, self.num_envs), np.bool_)
+        self.left_out[step][envs] = True
 
     @property
     def rows(self) -> Int64Array:
         """Indices (step × N + env) of all transitions, in SB3's env-major order."""
         every: Int64Array = self._env_major
-        return every if self._left_out is None else every[~self._left_out.reshape(-1)[every]]
+        return every if self.left_out is None else every[~self.left_out.reshape(-1)[every]]
 
     def complete(self) -> None:
         """Mark the storage as full, after `put` has stored every step of every env."""
@@ -324,7 +324,7 @@ class RolloutStorage:
         last, values = last_values.reshape(-1), self.values
         with np.errstate(over="ignore", invalid="ignore"):  # the setting `nan_guard` handles values that are not finite
             given = self.rewards, values, self.episode_starts, last, last_dones, self.gamma, self.gae_lambda
-            advantages = advantages_of(*given, self._left_out, rests)
+            advantages = advantages_of(*given, self.left_out, rests)
             returns = advantages + values
         self._advantages.copy_(torch.from_numpy(advantages))
         self._returns.copy_(torch.from_numpy(returns))

@@ -205,7 +205,7 @@ class Actor:
             layer.obs_rms, layer.ret_rms = each_array(Held, work.statistics)
         collect(model, model.env, self.recorder, work.num_steps, work.masked)
         storage, recorder = model.rollout_buffer.storage, self.recorder
-        left_out = np.zeros(storage.rewards.shape, np.bool_) if storage._left_out is None else storage._left_out
+        left_out = np.zeros(storage.rewards.shape, np.bool_) if storage.left_out is None else storage.left_out
         return Part(
             {name: getattr(storage, name, None) for name in STORED}, storage.rewards, np.stack(recorder.rewards),
             storage.episode_starts, left_out, np.stack(recorder.dones), recorder.ends, model._last_obs,
