@@ -75,12 +75,15 @@ def advantages_of(
     if left_out is not None:
         rewards, unknown = rewards.copy(), np.zeros_like(left_out) if cut is None else cut.copy()
         unknown[-1] |= rests is not None and rests & ~np.asarray(last_dones, np.bool_)
-        for step in range(len(rewards) - 1, 0, -1):
-            over, within = left_out[step], left_out[step] & (episode_starts[step] == 0)
-            rewards[step - 1, within] += rewards[step, within]
-            unknown[step - 1, within] = unknown[step, within]
-            next_values[step - 1, over] = next_values[step, over]
-            non_terminal[step - 1, over] *= non_terminal[step, over]
+        chained = (left_out[1:] & left_out[:-1]).any()  # if not, one operation does for all steps
+        later = reversed(range(1, len(rewards)))
+        for step, before in ((step, step - 1) for step in later) if chained else [(slice(1, None), slice(-1))]:
+            over = left_out[step]
+            within = over & (episode_starts[step] == 0)
+            np.add(rewards[before], rewards[step], out=rewards[before], where=within)
+            np.copyto(unknown[before], unknown[step], where=within)
+            np.copyto(next_values[before], next_values[step], where=over)
+            np.multiply(non_terminal[before], non_terminal[step], out=non_terminal[before], where=over)
     advantages: Float32Array = rewards + np.float32(gamma) * next_values * non_terminal - values
     decay = np.float32(gamma * gae_lambda) * non_terminal  # as in SB3: the float64 product is rounded once
     if left_out is not None:
