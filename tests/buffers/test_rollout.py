@@ -68,6 +68,23 @@ def test_gae_over_rests_by_hand(starts_anew: bool, rests: bool, expected: dict[i
     assert (rewards == before).all()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_rests_of_one_step_are_as_beside_an_env_that_rests_longer(seed: int):
+    """Without two rests in a row all steps are computed at once, with them one after another."""
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.standard_normal((2, 40, 3)).astype(np.float32)
+    starts, out = (rng.random((40, 3)) < 0.3).astype(np.float32), rng.random((40, 3)) < 0.4
+    out[1:, :2] &= ~out[:-1, :2]
+    out[1::2, :2], out[10:20, 2] = False, True
+    last, dones, rests = values[0], rng.random(3) < 0.5, rng.random(3) < 0.5
+    together, alone = out.copy(), out[:, :2].copy()
+    slow = advantages_of(rewards, values, starts, last, dones, 0.9, 0.8, together, rests)
+    two = (each[..., :2] for each in (rewards, values, starts, last, dones))
+    fast = advantages_of(*two, 0.9, 0.8, alone, rests[:2])
+    assert slow[:, :2].tobytes() == fast.tobytes()
+    assert (together[:, :2] == alone).all()
+
+
 def test_one_row_leaves_the_device_not_all_of_them(monkeypatch: pytest.MonkeyPatch):
     ours, read = storage_for(), []
     ours.values[:], ours.log_probs[:] = np.random.rand(4, 3), np.random.rand(4, 3)
