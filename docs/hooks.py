@@ -49,8 +49,8 @@ NO_RESULTS = "# Benchmark results\n\nThey are in `benchmarks/reports/` of the re
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     pages = {path: (ROOT / source).read_text(encoding="utf-8") for path, source in OUTSIDE.items()}
-    newest = max((ROOT / "benchmarks" / "reports").glob("*.md"), default=None)
-    pages["reference/benchmark_results.md"] = newest.read_text(encoding="utf-8") if newest else NO_RESULTS
+    reports = sorted((ROOT / "benchmarks" / "reports").glob("*.md"), reverse=True)  # the newest first
+    pages["reference/benchmark_results.md"] = "\n\n".join(it.read_text(encoding="utf-8") for it in reports) or NO_RESULTS
     pages["reference/settings.md"] = settings_page()
     pages["reference/profiles.md"] = "\n\n".join(
         [PROFILES, *(f"## `{name}`\n\n{table(name)}" for name in profiles() if name != STOCK)]
