@@ -49,8 +49,9 @@ NO_RESULTS = "# Benchmark results\n\nThey are in `benchmarks/reports/` of the re
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
     pages = {path: (ROOT / source).read_text(encoding="utf-8") for path, source in OUTSIDE.items()}
-    reports = sorted((ROOT / "benchmarks" / "reports").glob("*.md"), reverse=True)  # the newest first
-    pages["reference/benchmark_results.md"] = "\n\n".join(it.read_text(encoding="utf-8") for it in reports) or NO_RESULTS
+    newest_first = sorted((ROOT / "benchmarks" / "reports").glob("*.md"), reverse=True)
+    results = "\n\n".join(report.read_text(encoding="utf-8") for report in newest_first)
+    pages["reference/benchmark_results.md"] = results or NO_RESULTS
     pages["reference/settings.md"] = settings_page()
     pages["reference/profiles.md"] = "\n\n".join(
         [PROFILES, *(f"## `{name}`\n\n{table(name)}" for name in profiles() if name != STOCK)]
