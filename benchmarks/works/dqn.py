@@ -153,7 +153,7 @@ WORKS = works_of(
                 "stock DQN, DummyVecEnv": partial(stock, batch_size, False),
                 # On a busy machine torch's own threads wait for each other: the better of both is the opponent.
                 "stock DQN, DummyVecEnv, 1 thread": partial(stock, batch_size, False, 1),
-                "stock DQN, SubprocVecEnv": partial(stock, batch_size, True),
+                **({"stock DQN, SubprocVecEnv": partial(stock, batch_size, True)} if batch_size == 64 else {}),
                 "SBX": partial(peers.run, "SBX, off-policy", asked(batch_size)),
             },
             target="T4" if batch_size == 64 else "",

@@ -63,7 +63,7 @@ def by_width(kernels: bool, threads: int) -> Sample:
         model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
         model._current_progress_remaining = 1.0
         spent = []
-        for _ in range(4):
+        for _ in range(3):
             begun = time.perf_counter()
             model.train()
             spent.append(time.perf_counter() - begun)
