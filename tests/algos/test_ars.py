@@ -75,6 +75,13 @@ def test_weights_that_were_loaded_are_gone_on_with():
     assert torch.equal(model.weights, other.weights)
 
 
+def test_it_logs_after_every_so_many_updates(monkeypatch: pytest.MonkeyPatch):
+    model, logged = made(), list[int]()
+    monkeypatch.setattr(model, "dump_logs", lambda: logged.append(model._n_updates))
+    model.learn(600, log_interval=2)
+    assert logged == [*range(2, model._n_updates + 1, 2)] != []
+
+
 def test_several_envs_are_refused():
     with pytest.raises(ConfigError, match="num_envs=2: ARS plays one candidate after the other; use num_envs=1"):
         ARS("MlpPolicy", make_vec_env("CartPole-v1", n_envs=2))

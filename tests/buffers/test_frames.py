@@ -154,6 +154,7 @@ def test_dqn_stores_frames_once_and_learns_the_same():
     whole, ours = pair(2, rows=13)
     size = whole.observations.nbytes + whole.next_observations.nbytes
     assert ours.frames.frames.nbytes <= size / 8 * (13 + 5) / 13
+    assert Frames.bytes_of((4, 40, 40), np.uint8, 4) == 40 * 40 + 1
     assert frames_in(stacked(1)) == 4
     assert frames_in(stacked(1).venv) == 1  # channels last: as they are
     assert frames_in(DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])) is None

@@ -15,6 +15,7 @@ from fasttrain.algos.recurrent import RecurrentEngine
 from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.kernels.actor_critic import act_rows
+from fasttrain.kernels.recurrent import lay_out
 from fasttrain.threads import LINE, NEXT, PIECES, new_team
 from recurrent_cases import BOX, CASES, masks_of, memory_of, policy_of, seen_of
 
@@ -104,3 +105,8 @@ def test_states_that_do_not_lie_row_by_row_are_read_right():
     assert len(act_rows.signatures) == compiled, "for other arrays it would be compiled anew"
     for one, other in zip((*after.pi, *after.vf), (*expected.pi, *expected.vf), strict=True):
         assert torch.equal(one, other)
+
+
+def test_the_last_sequence_ends_with_the_minibatch():
+    begins, places = np.array([True, False, True, False]), np.zeros((5, 6), np.int64)
+    assert lay_out.py_func(begins, 0, 4, np.arange(4), places, np.zeros(4, np.int64)) == (2, 2, 4)
