@@ -88,7 +88,7 @@ def test_a_copy_brings_back_weights_and_optimizer_in_place():
 
 def test_a_rollback_goes_to_weights_that_many_good_updates_came_after():
     (guard, _), model = a_guard(at_limit="rollback", max_skipped=1), a_model()
-    for weight, updates in ((1.0, 1), (2.0, COPY_EVERY), (3.0, 1)):
+    for weight, updates in ((0.0, 1), (1.0, COPY_EVERY), (2.0, COPY_EVERY), (3.0, 1)):  # copied: 0, 1 and 2
         nn.init.constant_(model.policy.weight, weight)
         guard.note(model, np.ones(updates), why)
     for _ in range(2):
