@@ -17,7 +17,7 @@ from fasttrain.cli.commands import COMMANDS, OTHER_WORDS
         (["train", "-h"], ["\n  num_envs=8\n", "  algo.gae_lambda=0.95"], ["candidates"]),
         (["warmup", "--help"], ["\n  fasttrain train warmup=only +profile=speed\n"], ["\n  num_envs="]),
         (["help", "masks"], ["Action masks\n", "`True` or 1 is legal", "\n  fasttrain +profile=speed env.entry_point=",
-          "DQN with masks", "guides/masks.md"], ["```", "]("]),
+          "DQN with masks", "guides/masks.md"], ["```", "](", "algo=dqn total"]),
         (["help", "Engines"], ["External engines\n"], []),
         (["help", "env"], ["fasttrain help own_env ", "fasttrain help slow_envs "], []),
         (["sweep", "--help"], ["Sweeps\n"], []),

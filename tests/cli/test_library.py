@@ -52,8 +52,10 @@ def test_it_leaves_a_run_and_returns_spec_model_summary_and_perf_and_a_spec_is_r
     weights = [[*one.model.policy.state_dict().values()] for one in (run, again)]
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
     assert {row.flag: row.source for row in again.spec.rows}["engine"] == "profile exact"
-    other = train(run.spec, folder="other", seed=1)
+    other = train(run.spec, folder="other", seed=1, checkpoint_every=64)
     assert other.summary["seed"] == 1
+    longer = train(run.spec, folder="other", seed=1, total_timesteps=256, on_existing="resume")
+    assert longer.summary["env_steps"] == 256
     with pytest.raises(ConfigError, match="a RunSpec has its algorithm"):
         train(run.spec, algo="dqn")
 

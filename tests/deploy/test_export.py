@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +77,9 @@ def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path
     model = POLICIES[name]()
     acting = ActingPath(model, SHOWN.get(name, model.observation_space), None).eval()
     acting.masked |= name.startswith("masked")
+    warns = logging.getLogger("torch.onnx._internal.exporter._registration").isEnabledFor(logging.WARNING)
     report = export(acting, model, None, kind, tmp_path / "policy")
+    assert logging.getLogger("torch.onnx._internal.exporter._registration").isEnabledFor(logging.WARNING) == warns
     assert report["max_difference"] <= 1e-5
     assert list(report["inputs"]) == acting.input_names
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]

@@ -46,6 +46,12 @@ def test_classes_that_are_no_games(entry_point: str, kwargs: dict[str, Any], say
         made(given(entry_point, kwargs))
 
 
+def test_a_game_without_spaces_of_a_fixed_shape_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pig.spaces", SimpleNamespace(Box=spaces.Box, Discrete=spaces.Text))
+    with pytest.raises(EnvSpecError, match="shared memory needs Box.*found Text"):
+        made(given("pig:Pig", {}))
+
+
 class Loop:
     """An event loop whose time is what the test says."""
 

@@ -120,7 +120,7 @@ def test_bad_settings_are_named() -> None:
 
 
 def test_a_round_with_a_given_bid_is_a_goal_environment_that_hindsight_can_change() -> None:
-    env, rng, met = SkullKingBids(rounds=(2, 5), most=3), np.random.default_rng(0), []
+    env, rng, met, bids = SkullKingBids(rounds=(2, 5), most=3), np.random.default_rng(0), [], set()
     check_env(env, skip_render_check=True)
     for seed in range(40):
         seen, _ = env.reset(seed=seed)
@@ -138,4 +138,6 @@ def test_a_round_with_a_given_bid_is_a_goal_environment_that_hindsight_can_chang
             rewards[-1],
         ]
         met.append(info["is_success"])
+        bids.add(round(10 * asked[0]))
+    assert bids == {0, 1, 2, 3}
     assert 0 < sum(met) < 40

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from fasttrain_games.skullking import rules
+from fasttrain_games.skullking import rules, tables
 from reference import skull_king as reference
 
 
@@ -181,6 +182,11 @@ def test_score_of_a_bid(bid: int, won: int, round_number: int, score: int) -> No
 def test_cards_dealt() -> None:
     assert [rules.cards_dealt(r, 4) for r in range(1, 11)] == list(range(1, 11))
     assert [rules.cards_dealt(r, 8) for r in range(1, 11)] == [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
+
+
+def test_the_bots_table_of_what_beats_a_number_is_the_rules() -> None:
+    for card, later in itertools.permutations(range(56), 2):
+        assert tables.BEATEN_BY_NUMBERS[card] >> later & 1 == trick_winner([card, later], False)[0], (card, later)
 
 
 def test_thousands_of_tricks_full_of_specials_agree_with_the_reference() -> None:

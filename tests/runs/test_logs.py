@@ -220,7 +220,7 @@ def test_what_is_known_of_earlier_policies_can_be_read_back(tmp_path: Path):
     log = EvaluationLog(tmp_path / "evaluations.csv")
     assert log.known(100) == []
     for step in (10, 20, 30):
-        log.add(step, step / 8, summarise([(1.5, 3, {}), (2.0, 4, {})]))
+        log.add(step, step / 8, summarise([(1e-5, 3, {}), (3e-5, 4, {})]))
     again = EvaluationLog(tmp_path / "evaluations.csv")
     assert again.known(20) == log.rows[:2]
     (tmp_path / "evaluations.csv").write_text("env_steps\nx\n")

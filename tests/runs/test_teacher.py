@@ -69,6 +69,8 @@ def test_the_term_is_logged_pulls_and_fades(teacher: Finished, fasttrain: RunCom
     assert len(fading) == 4
     assert fading[0] / fading[2] == pytest.approx(0.75 / 0.25, rel=0.1), "a quarter of the training is left then"
     assert fading[3] == 0
+    even = logged(fasttrain(*CORRIDOR, file, "algo.learning_rate=1e-9", "algo.teacher_coef=5"))
+    assert even[3] == pytest.approx(even[0], rel=0.1), "one number does not fade"
     assert "loss is set on the instance" in strong.out
 
 

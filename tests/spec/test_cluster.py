@@ -23,6 +23,7 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "num_envs=3", "checkup=off")
         (("cluster=ray", "schedule=first_ready"), "cluster=ray with schedule=first_ready: actors step their envs"),
         (("cluster=ray", "algo=dqn", "schedule=continuous"), "schedule=continuous has no effect with algo=dqn"),
         (("cluster=ray", "algo=sac", "algo.her=future"), "cluster=ray with algo.her: the envs compute the rewards"),
+        (("cluster=ray", "algo=sac", "env.normalize=[obs]"), "cluster=ray with env.normalize: actors merge its"),
         (("cluster=ray", "algo=td3"), "maskable_recurrent_ppo, dqn, sac only"),
         (("cluster=ray", "reward_debug=true"), "cluster=ray with reward_debug: actors send the infos of episode ends"),
         (("cluster.actors=4",), "cluster.actors has no effect without cluster=ray"),

@@ -7,7 +7,7 @@ import pytest
 from conftest import composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.precedence import UserInput, effective_values
-from fasttrain.spec.reading import evaluation_config, from_mapping, with_eval_settings
+from fasttrain.spec.reading import evaluation_config, evaluation_envs, from_mapping, with_eval_settings
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,11 @@ def test_files_say_how_a_switch_is_on():
     other = {"amp_dtype": "float16", "compile_mode": "max-autotune"}
     assert read(**other, use_amp="off", use_compile=False) == ("off", "off"), "what is off has no mode"
     assert read(**other, use_amp="auto", use_compile="on") == ("float16", "max-autotune")
+
+
+@pytest.mark.parametrize(("vec_env", "envs"), [("dummy", 8), ("native", 64)])
+def test_evaluations_play_in_so_many_envs(vec_env: str, envs: int):
+    assert evaluation_envs(configured("eval.episodes=100", f"vec_env={vec_env}")) == envs
 
 
 def test_eval_takes_another_opponent_and_other_arguments_of_the_env_in_place_of_what_the_run_had():

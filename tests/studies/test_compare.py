@@ -61,6 +61,8 @@ def test_all_candidates_train_with_the_same_seeds_in_turn(fasttrain: RunCommand,
     assert [name for name, _ in fakes.ran] == ["baseline", "speed", "slow"] * 5
     assert [seed for _, seed in fakes.ran] == [3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7]
     assert done.exit_code == 3, "slow fails"
+    rows = [words for line in done.out.splitlines() if len(words := line.split()) > 4]
+    assert [words[0] for words in rows if words[-1] in ("baseline", "pass", "fail")] == ["baseline", "speed", "slow"]
     study = done.json("study.json")
     baseline, speed, slow = study["rows"]
     assert (baseline["verdict"], speed["verdict"], slow["verdict"]) == (None, "pass", "fail")

@@ -47,6 +47,10 @@ def test_a_model_with_an_error_is_named_and_the_others_go_on(fasttrain: RunComma
     assert "env.kwargs={'length': 'none'}" in done.out.partition("best: ")[0]
 
 
+def test_without_evaluations_no_model_is_the_best(fasttrain: RunCommand):
+    assert "best: " not in fasttrain("population=2", *SMALL, "eval.episodes=0").ok().out
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
