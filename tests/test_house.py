@@ -60,7 +60,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # ask to be replaced; 60 and a module for the total variation. 105 and a module for evaluations that call the networks
 # directly; 62 for products of dense inputs and stored rows. 36 for the number of EnvPool's threads by a trial.
 CEILINGS = {
-    "fasttrain": {"lines": 47_945, "modules": 213, ": Any": 709},
+    "fasttrain": {"lines": 47_944, "modules": 213, ": Any": 709},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
@@ -117,9 +117,9 @@ def test_settings_are_not_above_their_ceiling() -> None:
 # are the traces of older rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout; 3
 # end an update above a total variation. One of the kernels asks whether activations have their default arguments.
 PATH_CEILINGS = {
-    # one line of ppo and of recurrent: the views of the storage
+    # one line of ppo and of recurrent: the views of the storage; two of kernels: rests of one step, all at once
     "ppo": {"files": 8, "functions": 86, "lines": 906},
-    "kernels": {"files": 12, "functions": 85, "lines": 893},
+    "kernels": {"files": 12, "functions": 85, "lines": 895},
     "recurrent": {"files": 12, "functions": 87, "lines": 894},
     # a hook of the replay buffer instead of two copies of `put`; 12 lines for envs that ask to be replaced
     "dqn": {"files": 14, "functions": 82, "lines": 897},

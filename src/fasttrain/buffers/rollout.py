@@ -76,10 +76,9 @@ def advantages_of(
         rewards, unknown = rewards.copy(), np.zeros_like(left_out) if cut is None else cut.copy()
         unknown[-1] |= rests is not None and rests & ~np.asarray(last_dones, np.bool_)
         chained = (left_out[1:] & left_out[:-1]).any()  # if not, one operation does for all steps
-        later = reversed(range(1, len(rewards)))
-        for step, before in ((step, step - 1) for step in later) if chained else [(slice(1, None), slice(-1))]:
-            over = left_out[step]
-            within = over & (episode_starts[step] == 0)
+        pairs = [(step, step - 1) for step in range(len(rewards) - 1, 0, -1)]
+        for step, before in pairs if chained else [(slice(1, None), slice(-1))]:
+            over, within = left_out[step], left_out[step] & (episode_starts[step] == 0)
             np.add(rewards[before], rewards[step], out=rewards[before], where=within)
             np.copyto(unknown[before], unknown[step], where=within)
             np.copyto(next_values[before], next_values[step], where=over)
