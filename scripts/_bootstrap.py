@@ -57,9 +57,15 @@ def ready(*extras: str) -> int:
 
 
 def _stamp() -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):  # raised if there is none or it is damaged
+    with contextlib.suppress(OSError, ValueError, TypeError):  # raised if there is none or it is damaged
         return dict(json.loads(STAMP.read_text(encoding="utf-8")))
     return {}
+
+
+def _record(stamp: dict[str, Any]) -> None:
+    partial = STAMP.with_suffix(".partial")
+    partial.write_text(json.dumps(stamp), encoding="utf-8")
+    partial.replace(STAMP)
 
 
 def _is_ready(extras: tuple[str, ...]) -> bool:
@@ -76,7 +82,13 @@ def _inputs() -> str:
 
 def _lock(file: IO[bytes]) -> None:
     """An operating-system lock, which ends with the process and its pip. Who comes second waits."""
-    with contextlib.suppress(ImportError, OSError):  # Windows, and file systems without locks
+    if os.name == "nt":
+        import msvcrt
+
+        while True:
+            with contextlib.suppress(OSError):  # raised after 10 s
+                return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined,no-any-return]
+    with contextlib.suppress(OSError):  # a file system without locks
         import fcntl
 
         os.set_inheritable(file.fileno(), True)  # pip keeps it if this process is killed
@@ -90,14 +102,16 @@ def _lock(file: IO[bytes]) -> None:
 def _make(extras: list[str]) -> None:
     """Create .venv where it is not there or not to be kept, and install into it."""
     made = bool(_stamp().get("made")) or UNFINISHED.exists() or {*VENV.iterdir()} <= {LOCK}
+    stamp = {"extras": extras, "made": made}
     if made and (UNFINISHED.exists() or not _has_pip()):
         UNFINISHED.touch()
         for path in {*VENV.iterdir()} - {LOCK, UNFINISHED}:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         base = getattr(sys, "_base_executable", None) or sys.executable  # this one may lie in .venv
         _run("making .venv", base, "-m", "venv", str(VENV))
-    stamp = {"extras": extras, "made": made}
-    STAMP.write_text(json.dumps(stamp), encoding="utf-8")  # no inputs: half an upgrade is not ready
+    elif not PYTHON.exists():
+        raise RuntimeError("its Python is not there; move or delete .venv, and try again")
+    _record(stamp)  # no inputs: half an upgrade is not ready
     if made:
         UNFINISHED.touch()
     try:
@@ -105,7 +119,7 @@ def _make(extras: list[str]) -> None:
     except RuntimeError:  # pip failed and ended by itself: the next use continues from here
         UNFINISHED.unlink(missing_ok=True)
         raise
-    STAMP.write_text(json.dumps({**stamp, "inputs": _inputs()}), encoding="utf-8")
+    _record({**stamp, "inputs": _inputs()})
     UNFINISHED.unlink(missing_ok=True)
 
 
@@ -139,17 +153,21 @@ def _run(title: str, *command: str) -> None:
         finally:  # nothing of it may go on once the lock is gone
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)  # Ctrl-C on a terminal reaches it too; `kill -INT` does not
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 process.send_signal(signal.SIGTERM if os.name == "nt" else signal.SIGINT)
                 process.wait(10)  # pip puts back what it removed
-            process.kill()
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                process.kill()
     if process.returncode:
         raise RuntimeError(f"{title} failed with exit code {process.returncode}; the output is above")
 
 
 def _call(command: list[str], cwd: Path | None = None) -> int:
     """Run it on this terminal; its exit code as a shell's (128 + signal). On Ctrl-C the child decides."""
-    signal.signal(signal.SIGINT, lambda *_: None)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
     code = subprocess.call(command, cwd=cwd)
     return 128 - code if code < 0 else code
 
@@ -159,14 +177,18 @@ def run_fasttrain(arguments: list[str]) -> int:
     python = Path(sys.orig_argv[0])
     shim = shutil.which(python.name) == str(python)  # pyenv's makes a path of `python3`, and puts it on PATH
     typed = shlex.join([python.name if shim else str(python), sys.argv[0]])
-    fresh = not STAMP.exists()
+    fresh = "inputs" not in _stamp()
     if code := ready():
         return code
     if fresh:
         say(f"ready; wherever it says fasttrain, type {typed}")
     os.environ["FASTTRAIN_COMMAND"] = typed  # in what it prints to be typed
     command = [str(PYTHON), "-m", "fasttrain", *arguments]
-    return _call(command) if os.name == "nt" else os.execv(command[0], command)  # exec there returns at once
+    try:
+        return _call(command) if os.name == "nt" else os.execv(command[0], command)  # exec there returns at once
+    except OSError as error:
+        say(f"cannot start {PYTHON}: {error}; delete .venv and try again")
+        return 2
 
 
 def run_checks(arguments: list[str]) -> int:

@@ -158,7 +158,7 @@ def test_an_unusable_venv_of_the_users_is_named_and_kept(bootstrap, checkout, ca
     (checkout / ".venv" / "bin" / "python").unlink()
     (checkout / ".venv" / "mine").touch()
     assert bootstrap.ready() == 2
-    assert f"cannot set up {checkout / '.venv'}: [Errno 2]" in capfd.readouterr().err
+    assert f"{checkout / '.venv'}: its Python is not there; move or delete .venv" in capfd.readouterr().err
     assert (checkout / ".venv" / "mine").exists()
 
 

@@ -98,15 +98,8 @@ def torchs(which: str, rows: int, inputs: int, outputs: int) -> Callable[[int], 
 
 
 WORKS = works_of(
-    *(
-        Work(
-            f"gemm-{which}-{'narrow' if narrow else 'native'}",
-            f"One thread, {text}, {'registers of AVX2' if narrow else 'all registers'}; rows × inputs × outputs.",
-            {OURS: partial(measure, which, narrow, True), "PyTorch": partial(measure, which, narrow, False)},
-            unit="GFLOP/s",
-            equal=(),
-        )
-        for which, text in PASSES.items()
-        for narrow in (False, True)
-    ),
-)
+    *(Work(f"gemm-{which}-{'narrow' if narrow else 'native'}",
+           f"One thread, {text}, {'registers of AVX2' if narrow else 'all registers'}; rows × inputs × outputs.",
+           {OURS: partial(measure, which, narrow, True), "PyTorch": partial(measure, which, narrow, False)},
+           unit="GFLOP/s", equal=()) for which, text in PASSES.items() for narrow in (False, True)),
+)  # fmt: skip

@@ -18,7 +18,8 @@ CARTPOLE = {"env.id": "CartPole-v1", "algo": "ppo", "num_envs": 64, "total_times
 JOB = {"total_timesteps": 2_000_000, "eval.episodes": 10}
 PONG = {"env": "atari", "env.id": "ALE/Pong-v5", "num_envs": 8, "total_timesteps": 50_000, "checkup": "off",
         "eval.episodes": 2}  # fmt: skip
-POOL = {**PONG, "env": "gym", "env.backend": "envpool", "env.id": "Pong-v5", "algo.policy": "CnnPolicy"}
+POOL = {**PONG, "env": "gym", "env.backend": "envpool", "env.id": "Pong-v5"}
+POOLED = {OURS: "speed", "SB3 + EnvPool": "baseline"}
 PONG_OF = {
     "ppo": {"algo": "ppo", "algo.n_steps": 128, "batch_size": 256, "algo.n_epochs": 4, "algo.learning_rate": 2.5e-4},
     "dqn": {"algo": "dqn", "updates_per_step": 2, "batch_size": 32, "warmup_steps": 1000, "algo.buffer_size": 50_000,
@@ -86,10 +87,7 @@ WORKS = works_of(
     Work(
         "libraries-pong-envpool",
         "The same by EnvPool, PPO, beside SB3's own PPO with equal settings.",
-        {
-            OURS: partial(run, {**POOL, **PONG_OF["ppo"]}, "envpool"),
-            "SB3 + EnvPool": partial(run, {**POOL, **PONG_OF["ppo"]}, "envpool", "baseline"),
-        },
+        {name: partial(run, {**POOL, **PONG_OF["ppo"]}, "envpool", profile) for name, profile in POOLED.items()},
     ),
     Work(
         "libraries-trackers",

@@ -16,15 +16,12 @@ SLOW_NS = 1_000_000
 THREADS, PROCESSES = "async-gym-agents, threads", "async-gym-agents, processes"
 
 
-def rollout_of(work: dict[str, Any]) -> int:
-    return int(work["num_envs"] * work["num_steps"])
-
-
 def ours(work: dict[str, Any], env: tuple[str, ...]) -> Sample:
+    rollout = work["num_envs"] * work["num_steps"]
     settings = {
-        "num_envs": work["num_envs"], "batch_size": work["batch_size"], "algo.rollout_size": rollout_of(work),
+        "num_envs": work["num_envs"], "batch_size": work["batch_size"], "algo.rollout_size": rollout,
         "algo.n_epochs": work["n_epochs"], "algo.learning_rate": 3e-4, "algo.net_arch": [64, 64],
-        "total_timesteps": rollout_of(work) * work["rollouts"], "eval.episodes": 8, "checkup": "off",
+        "total_timesteps": rollout * work["rollouts"], "eval.episodes": 8, "checkup": "off",
     }  # fmt: skip
     return trainings.command(["+profile=speed", *env, *trainings.typed(settings)], work["batch_size"])
 
@@ -39,7 +36,7 @@ def stock(work: dict[str, Any], masked: bool, subproc: bool) -> Sample:
     env = trainings.stock_envs(Working if masked else partial(Computing, SLOW_NS), work["num_envs"], subproc)
     same = {name: work[name] for name in ("batch_size", "n_epochs")}
     model = kind("MlpPolicy", env, n_steps=work["num_steps"], seed=0, device="cpu", **same)
-    return trainings.stock_learn(model, rollout_of(work) * work["rollouts"], begun)
+    return trainings.stock_learn(model, work["num_envs"] * work["num_steps"] * work["rollouts"], begun)
 
 
 def sides(work: dict[str, Any], masked: bool, env: tuple[str, ...]) -> dict[str, Any]:
@@ -52,23 +49,14 @@ def sides(work: dict[str, Any], masked: bool, env: tuple[str, ...]) -> dict[str,
 
 
 ASKED = {**SLOW, "cost_ns": SLOW_NS}
+SLOW_ENV = ("algo=ppo", "env.entry_point=benchmarks.envs:Computing", f"env.kwargs.cost_ns={SLOW_NS}")
 WORKS = works_of(
-    Work(
-        "slow-masked-100us",
-        "Training MaskablePPO [64, 64] on 64 Python envs of 100 µs, minibatch 2048, 4 epochs.",
-        sides(MASKED, True, ("algo=maskable_ppo", "env.entry_point=benchmarks.envs:Working")),
-    ),
-    Work(
-        "slow-1ms",
-        "Training PPO [64, 64] on 8 Python envs of 1 ms, minibatch 256, 4 epochs.",
-        {
-            **sides(
-                SLOW, False, ("algo=ppo", "env.entry_point=benchmarks.envs:Computing", f"env.kwargs.cost_ns={SLOW_NS}")
-            ),
-            THREADS: partial(peers.run, "async-gym-agents", {**ASKED, "processes": False}),
-            PROCESSES: partial(peers.run, "async-gym-agents", {**ASKED, "processes": True}),
-        },
-        peers=frozenset({THREADS, PROCESSES}),
-        equal=("samples_per_update",),  # async-gym-agents' rollouts end with an episode: a few more updates
-    ),
-)
+    Work("slow-masked-100us", "Training MaskablePPO [64, 64] on 64 Python envs of 100 µs, minibatch 2048, 4 epochs.",
+         sides(MASKED, True, ("algo=maskable_ppo", "env.entry_point=benchmarks.envs:Working"))),
+    Work("slow-1ms", "Training PPO [64, 64] on 8 Python envs of 1 ms, minibatch 256, 4 epochs.",
+         {**sides(SLOW, False, SLOW_ENV),
+          THREADS: partial(peers.run, "async-gym-agents", {**ASKED, "processes": False}),
+          PROCESSES: partial(peers.run, "async-gym-agents", {**ASKED, "processes": True})},
+         peers=frozenset({THREADS, PROCESSES}),
+         equal=("samples_per_update",)),  # async-gym-agents' rollouts end with an episode: a few more updates
+)  # fmt: skip

@@ -41,7 +41,7 @@ _OURS = {
 }
 _MAX_INT32 = 2**31 - 1
 _TURNS, _TURN_S = 3, 0.03  # of stepping with each number of threads, before the first choice
-_MOST_TRIED = 256  # envs; more than that take all threads
+_MOST_TRIED = 256  # envs; three pools of more would take long to build, and much memory
 
 
 class _EnvPool(Backend):
@@ -70,7 +70,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         max_episode_steps: number of steps after which an episode is truncated, in place of the task's own limit.
         options: arguments of `envpool.make`, such as `{"frame_skip": 2}`. Without `num_threads` the first `reset`
             steps pools with one thread, with the usable cores and with EnvPool's own number for 0.3 s, and takes the
-            fastest. Results do not depend on the number of threads.
+            fastest; more than 256 envs take the usable cores. Results do not depend on the number of threads.
     """
 
     def __init__(
