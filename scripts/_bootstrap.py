@@ -82,12 +82,15 @@ def _inputs() -> str:
 
 def _lock(file: IO[bytes]) -> None:
     """An operating-system lock, which ends with the process and its pip. Who comes second waits."""
-    if os.name == "nt":
+    if sys.platform == "win32":
         import msvcrt
 
         while True:
-            with contextlib.suppress(OSError):  # raised after 10 s
-                return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined,no-any-return]
+            try:
+                return msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+            except OSError as error:  # noqa: PERF203  tried every 10 s
+                if error.errno != 36:  # 36: another process holds it, tried for 10 s; else there are no locks here
+                    return
     with contextlib.suppress(OSError):  # a file system without locks
         import fcntl
 
@@ -154,10 +157,9 @@ def _run(title: str, *command: str) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)  # Ctrl-C on a terminal reaches it too; `kill -INT` does not
             try:
-                process.send_signal(signal.SIGTERM if os.name == "nt" else signal.SIGINT)
-                process.wait(10)  # pip puts back what it removed
-            except subprocess.TimeoutExpired:
-                pass
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.send_signal(signal.SIGTERM if os.name == "nt" else signal.SIGINT)
+                    process.wait(10)  # pip puts back what it removed
             finally:
                 process.kill()
     if process.returncode:

@@ -12,8 +12,7 @@ from benchmarks.work import OURS, Sample, Work, works_of
 
 MASKED: dict[str, Any] = {"num_envs": 64, "num_steps": 128, "batch_size": 2048, "n_epochs": 4, "rollouts": 12}
 SLOW: dict[str, Any] = {"num_envs": 8, "num_steps": 128, "batch_size": 256, "n_epochs": 4, "rollouts": 12}
-SLOW_NS = 1_000_000
-THREADS, PROCESSES = "async-gym-agents, threads", "async-gym-agents, processes"
+THREADS, PROCESSES, SLOW_NS = "async-gym-agents, threads", "async-gym-agents, processes", 1_000_000
 
 
 def ours(work: dict[str, Any], env: tuple[str, ...]) -> Sample:

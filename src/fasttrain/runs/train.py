@@ -158,9 +158,7 @@ def learn(run: Parts) -> PerfWindow:
     run.startup_s = process_age_s()
     with serving(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
         more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
-        called = callbacks.callbacks_of(run)
-        alone = called[0] if len(called) == 1 else called  # SB3's CallbackList takes 8 µs a step
-        run.model.learn(run.config.total_timesteps - run.model.num_timesteps, alone, **more)
+        run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
         window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # measured before the last checkpoint
         with activity(run.console, "writing the last checkpoint"):
             wanted = run.stop.requested or run.course.continues
