@@ -39,7 +39,7 @@ def test_rates_and_eta(progress: Progress):
 def test_eta_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
-    slowing = Progress(total_timesteps=10_000, clock=PhaseClock(), started=0.0)
+    slowing = Progress(total_timesteps=10_000, clock=PhaseClock(), started=0.0, updates=1)
     for second in range(600):
         now[0] = float(second)
         slowing.env_steps += 10 if second < 300 else 1
@@ -47,6 +47,20 @@ def test_eta_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch):
     assert slowing.steps_per_s == pytest.approx(5.5, rel=0.01)
     assert slowing.eta_s == pytest.approx(10_000 - 3300)
     assert len(slowing._marks) < 65
+
+
+def test_collecting_before_the_first_update_is_not_in_the_rate_of_learning(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
+    dqn, etas = Progress(total_timesteps=120_000, clock=PhaseClock(), started=0.0), []
+    for half_second in range(9):
+        now[0] = half_second / 2
+        dqn.env_steps += 10_000 if half_second < 4 else 500
+        dqn.mark()
+        etas.append(dqn.eta_s)
+        dqn.updates = max(0, half_second - 2)
+    assert etas[3] == pytest.approx(80_000 / (40_000 / 1.5)), "of collecting, as nothing else is known"
+    assert etas[4:] == [None, *[(120_000 - steps) / 1000 for steps in (41_000, 41_500, 42_000, 42_500)]]
 
 
 def test_episodes_and_wins(progress: Progress):
