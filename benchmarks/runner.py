@@ -119,7 +119,7 @@ def compared(work: Work, samples: Samples, ours: str) -> dict[str, Any]:
 
 def qualities(work: Work, samples: Samples, ours: str) -> dict[str, Any]:
     """Paired differences of ours to each other side, with the verdict of `fasttrain compare`."""
-    from fasttrain.studies.statistics import compare, margin_of
+    from fasttrain_studies.statistics import compare, margin_of
 
     values = {label: dict(enumerate(float(one["quality"]) for one in found)) for label, found in samples.items()}
     verdicts = {}

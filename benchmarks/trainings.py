@@ -119,11 +119,11 @@ def threads(count: int | None) -> None:
 def built(arguments: Sequence[str]) -> tuple[Any, Model]:
     """The plan and the model as `fasttrain ARGUMENTS` makes them, with everything compiled."""
     from fasttrain.cli.compose import configured
-    from fasttrain.kernel_cache import compile_all
     from fasttrain.perf.clock import PhaseClock
     from fasttrain.runs import engine, envs, models
     from fasttrain.runs.engine import learner_calls, settle_engine, settle_kernels
     from fasttrain.spec.plan import resolve
+    from fasttrain_kernels.kernel_cache import compile_all
 
     config = configured(list(arguments))
     plan = resolve(config, {}, envs.env_facts(config), envs.this_machine())

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fasttrain.report.page import Page, Table
+from fasttrain_report.page import Page, Table
 
 HOSTILE = '<script>alert("x")</script>$\\frac{$ & _\u202e\ud800 \x1b[31m'  # markup, TeX, direction, half a surrogate
 

@@ -13,7 +13,7 @@ import pytest
 from fasttrain.errors import EXIT_STOPPED
 from fasttrain.runs.logs import EvaluationLog
 from fasttrain.spec.precedence import key_of
-from fasttrain.studies.study import Cell, Ended, Place
+from fasttrain_studies.study import Cell, Ended, Place
 
 Behaviour = Callable[[dict[str, str], int], Mapping[str, Any]]  # (settings typed, seed) → what summary.json says
 
@@ -73,7 +73,7 @@ class Fakes:
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> Fakes:
         """Put it in the place of the real one."""
-        monkeypatch.setattr("fasttrain.studies.study.run_cell", self)
+        monkeypatch.setattr("fasttrain_studies.study.run_cell", self)
         return self
 
 

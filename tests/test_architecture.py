@@ -19,28 +19,31 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 # Packages beside `fasttrain`, which attach by entry points and which it never imports; and the folder of their tests.
-BESIDE = {"fasttrain_engines": "engines", "fasttrain_games": "games"}
-# The vectorizer, which `fasttrain` imports from `vec` on, and which works without torch, numba and SB3.
-PACKAGES = {**BESIDE, "fasttrain_vec": "vec"}
+BESIDE = {
+    "fasttrain_engines": "engines", "fasttrain_games": "games", "fasttrain_integrations": "integrations",
+    "fasttrain_report": "report", "fasttrain_studies": "studies",
+}  # fmt: skip
+# What `fasttrain` imports: compiled functions on arrays, without torch and SB3; and the vectorizer, without numba too.
+LIBRARIES = {"fasttrain_kernels": "kernels", "fasttrain_vec": "vec"}
+PACKAGES = {**BESIDE, **LIBRARIES}
 # Prefixes of modules that a worker process loads.
 WORKERS = (
     "fasttrain_engines.games_worker", "fasttrain_engines.go", "fasttrain_engines.showdown",
-    "fasttrain.integrations.pettingzoo",
+    "fasttrain_integrations.pettingzoo",
 )  # fmt: skip
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 # Room (first name below `fasttrain`) → layer. `""` is the package itself, which imports nothing of ours by statement.
 LAYERS = {
-    "": 0, "spec": 0, "batch": 0, "errors": 0, "intervals": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
-    "terminal": 0, "threads": 0,
-    "native": 1, "envs": 1, "kernels": 1, "vec": 1, "fasttrain_vec": 1, "buffers": 1, "perf": 1,
+    "": 0, "spec": 0, "batch": 0, "errors": 0, "intervals": 0, "machine": 0, "terminal": 0,
+    "native": 1, "envs": 1, "fasttrain_kernels": 1, "vec": 1, "fasttrain_vec": 1, "buffers": 1, "perf": 1,
     "algos": 2, "fasttrain_games": 2,
     "accelerators": 3, "saving": 3, "fasttrain_engines": 3,
     "runs": 4, "deploy": 4,
-    "studies": 5, "report": 5,
+    "fasttrain_studies": 5, "fasttrain_report": 5,
     "cli": 6, "__main__": 6,
-    "integrations": 7,  # found by name: nobody imports them
+    "fasttrain_integrations": 7,
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {
@@ -50,21 +53,21 @@ SIDEWAYS = {
         "fasttrain_vec": ("answers", "masks", "retrace", "tasks", "user_code"),
     }.items()
     for name in names
+} | {
+    (room, f"fasttrain_kernels.{name}") for room in ("buffers", "native") for name in ("jit", "kernel_cache", "threads")
 }
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
 FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "native")} | {
-    ("accelerators", "saving"), ("saving", "accelerators"), ("studies", "report"), ("report", "studies"),
-    ("runs", "deploy"), ("studies", "deploy"), ("report", "deploy"),
+    ("accelerators", "saving"), ("saving", "accelerators"),
+    ("runs", "deploy"), ("fasttrain_studies", "deploy"), ("fasttrain_report", "deploy"),
     ("fasttrain_games", "algos"),
 }  # fmt: skip
 # What is put to use is a run's result: `deploy` knows `runs`; of it a training knows only how to film (`video.every`).
 EXCEPT = {("runs", "fasttrain.deploy.video")}
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 COMPILERS = ("numba", "llvmlite")
-# Third-party packages of layer 0, which everything loads.
-NUMBA = ("jit", "kernel_cache", "threads")
-# (): any module
-LAYER_0_PACKAGES = {"numpy": (), "numba": NUMBA, "llvmlite": NUMBA, "psutil": ("machine",), "scipy": ("intervals",)}
+# Third-party packages of layer 0, which everything loads, and the modules that may; (): any.
+LAYER_0_PACKAGES = {"numpy": (), "psutil": ("machine",), "scipy": ("intervals",)}
 
 # Source module → why it has no test file of its own name.
 WITHOUT_OWN_TEST = {
@@ -73,9 +76,9 @@ WITHOUT_OWN_TEST = {
     "fasttrain_vec": "public names on first use; tests/vec/test_vector_env.py imports them so",
     "fasttrain_vec.calls": "tests/vec/test_shared.py and test_vector_env.py make the calls and read the infos",
     "native": "public names on first use; tests/native imports them so",
-    "report.page": "what a page shows; every test of a page reads and writes one",
-    "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
-    "integrations.trackers": "tests/runs/test_loggers_trackers.py runs each tracker that is installed",
+    "fasttrain_report.page": "what a page shows; every test of a page reads and writes one",
+    "fasttrain_report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
+    "fasttrain_integrations.trackers": "tests/runs/test_loggers_trackers.py runs each tracker that is installed",
     "__main__": "one call; tests/cli/test___init__.py starts it as a process",
 }
 
@@ -179,11 +182,11 @@ def no_torch_in_workers(sources: Sources) -> Iterator[str]:
     through others, and the vectorizer not numba either."""
     for module, source in sources.items():
         room = room_of(module)
-        if room in ("native", "envs", "vec", *PACKAGES):
+        if room in ("native", "envs", "vec", "fasttrain_engines", "fasttrain_games", *LIBRARIES):
             for line, name in imports_of(module, source, sources):
                 if name.split(".")[0] == "torch":
                     yield f"{module}:{line}: imports torch"
-        if room in ("native", "envs", "fasttrain_games", "fasttrain_vec") or module.startswith(WORKERS):
+        if room in ("native", "envs", "fasttrain_games", *LIBRARIES) or module.startswith(WORKERS):
             unwanted = (*TORCH, *COMPILERS) if room == "fasttrain_vec" else TORCH
             yield from (f"{module}: loads {name}" for name in sorted(_loads(module, sources, set(), unwanted)))
 
@@ -294,7 +297,7 @@ def nothing_knows_the_games(sources: Sources) -> Iterator[str]:
             continue
         for node in nodes_of(source):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-            named = re.search(r"fasttrain_(?:games|engines)\.|skullking|skirmish", text, re.IGNORECASE)
+            named = re.search(r"fasttrain_(?:games|engines|report|studies)\.|skullking|skirmish", text, re.IGNORECASE)
             if named and not (module == "fasttrain.spec.games" and text == "skullking"):
                 yield f"{module}:{node.lineno}: names {named[0]}"
 
@@ -341,7 +344,10 @@ BITTEN: list[tuple[Rule, Sources, str]] = [
     (no_torch_in_workers, {"fasttrain.envs.a": "import stable_baselines3.common"}, "loads stable_baselines3"),
     (no_torch_in_workers, {"fasttrain_vec.worker": "import fasttrain.b", "fasttrain.b": "import sb3_contrib"},
      "fasttrain_vec.worker: loads sb3_contrib (fasttrain.b:1)"),
-    (no_torch_in_workers, {"fasttrain_vec.a": "import fasttrain.jit", "fasttrain.jit": "import numba"}, "loads numba"),
+    (no_torch_in_workers, {"fasttrain_kernels.a": "import torch"}, "fasttrain_kernels.a: loads torch"),
+    (no_torch_in_workers, {"fasttrain_vec.a": "import fasttrain.b", "fasttrain.b": "import numba"}, "loads numba"),
+    (imports_point_down, {"fasttrain.buffers.a": "import fasttrain_kernels.b"}, "imports fasttrain_kernels.b"),
+    (imports_point_down, {"fasttrain.cli.a": "import fasttrain_studies.b"}, "imports fasttrain_studies.b (lay"),
     (imports_point_down, {"fasttrain.envs.a": "import fasttrain_vec.b"}, "imports fasttrain_vec.b"),
     (imports_point_down, {"fasttrain_vec.a": "import fasttrain.vec.shared"}, "imports fasttrain.vec.shared"),
     (files_are_short, {"fasttrain.a": "x = 1\n" * 401}, "401 lines"),
@@ -363,7 +369,7 @@ PASSED: list[tuple[Rule, Sources]] = [
     (imports_point_down, {"fasttrain_games.a": "import fasttrain.native.b\nimport fasttrain_games.c"}),
     (imports_point_down, {"fasttrain.algos.a": "import fasttrain.perf.clock\nimport fasttrain.buffers.rollout"}),
     (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "", "fasttrain.c": "import fasttrain.b"}),
-    (layer_0_is_light, {"fasttrain.jit": "import numba", "fasttrain.batch": "import numpy.typing\nimport json"}),
+    (layer_0_is_light, {"fasttrain.batch": "import numpy.typing\nimport json"}),
     (functions_are_short, {"fasttrain.a": DOCUMENTED}),
     (no_mutable_module_state, {"fasttrain.a": "NAMES = ['a']\n__all__ = ['b']\ndef f(x):\n    x[1] = NAMES[0]"}),
     (mirrored_by_tests, {"fasttrain.vec.a": "class P:\n    def f(self) -> int:\n        '''Only says.'''"}),
@@ -382,9 +388,9 @@ def test_rules_bite_and_let_pass() -> None:
     "modules",
     [
         "fasttrain, fasttrain.envs, fasttrain.envs.make, fasttrain.envs.checkup, fasttrain_games.skullking.env",
-        "fasttrain_vec.worker, fasttrain.runs.survey, fasttrain.integrations.pettingzoo, fasttrain_engines.backend, "
+        "fasttrain_vec.worker, fasttrain.runs.survey, fasttrain_integrations.pettingzoo, fasttrain_engines.backend, "
         "fasttrain_engines.games_worker, fasttrain_engines.go, fasttrain_engines.showdown",
-        "fasttrain.cli, fasttrain.cli.commands, fasttrain.studies.sweep, fasttrain.report.index",  # these begin at once
+        "fasttrain.cli, fasttrain.cli.commands, fasttrain_studies.sweep, fasttrain_report.index",  # these begin at once
     ],
 )
 def test_no_torch_in_a_process_that_loads(modules: str) -> None:

@@ -87,7 +87,7 @@ def stock(task: Task, algo: str, subproc: bool, threads: int | None, busy: bool)
     if task.env == "Pong-v5":
         if find_spec("envpool") is None:
             return {"skipped": "EnvPool is not installed"}
-        from fasttrain.integrations.envpool import EnvPoolVecEnv
+        from fasttrain_integrations.envpool import EnvPoolVecEnv
 
         env: Any = EnvPoolVecEnv("Pong-v5", NUM_ENVS)
     else:

@@ -28,7 +28,7 @@ BLOCKS, BLOCK_S = 12, 0.25
 
 def doctor(arguments: tuple[str, ...]) -> Sample:
     from fasttrain.cli import main
-    from fasttrain.studies import doctor as module
+    from fasttrain_studies import doctor as module
 
     module.TRIED = 0
     with tempfile.TemporaryDirectory() as folder:

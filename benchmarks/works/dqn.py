@@ -90,9 +90,9 @@ def our_model(batch_size: int, masked: bool, buffer_size: int = TRANSITIONS) -> 
 
     from fasttrain.accelerators.kernels_q import kernel_calls
     from fasttrain.algos.dqn import DQN
-    from fasttrain.kernel_cache import compile_all
     from fasttrain.vec.native import NativeVecEnv
     from fasttrain_games.skullking.game import SkullKingGame
+    from fasttrain_kernels.kernel_cache import compile_all
 
     compile_all(kernel_calls())
     env: Any = NativeVecEnv(SkullKingGame(NUM_ENVS)) if masked else trainings.stock_envs("CartPole-v1", NUM_ENVS)

@@ -53,9 +53,9 @@ def kernels(which: str) -> Callable[[int, int, int], Callable[[int], Any]]:
     import torch
 
     from fasttrain.accelerators.layout import pad_width
-    from fasttrain.jit import njit_bare
-    from fasttrain.kernels.dense import add_product, set_product
-    from fasttrain.kernels.simd import PAD
+    from fasttrain_kernels.dense import add_product, set_product
+    from fasttrain_kernels.jit import njit_bare
+    from fasttrain_kernels.simd import PAD
 
     @njit_bare
     def set_often(a: Any, b: Any, start: Any, rows: int, out: Any, repeats: int) -> None:

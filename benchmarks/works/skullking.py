@@ -19,9 +19,9 @@ def native(num_envs: int = 256, steps: int = 8000) -> Sample:
     """Native games; random legal actions are drawn by a compiled helper outside the timed calls."""
     import numpy as np
 
-    from fasttrain.jit import njit
     from fasttrain.vec.native import NativeVecEnv
     from fasttrain_games.skullking.game import SkullKingGame
+    from fasttrain_kernels.jit import njit
 
     @njit
     def draw(masks: Any, noise: Any, actions: Any) -> None:

@@ -23,8 +23,8 @@ from fasttrain.accelerators.layout import make_layout
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.batch import flat_rows
 from fasttrain.errors import EnvError
-from fasttrain.threads import ThreadChoice
 from fasttrain_games.skullking.game import SkullKingGame
+from fasttrain_kernels.threads import ThreadChoice
 from toys import MaskedEnv, RandomEnv, seeded_vec
 
 BOX, SIX, ACTING = spaces.Box(-1.0, 1.0, (5,), np.float32), spaces.Discrete(6), spaces.Box(-1, 1, (3,))

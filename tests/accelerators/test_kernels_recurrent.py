@@ -17,7 +17,7 @@ from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine, kerne
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.recurrent import RecurrentEngine
 from fasttrain.algos.step import PPOWork
-from fasttrain.threads import ThreadChoice
+from fasttrain_kernels.threads import ThreadChoice
 from recurrent_cases import CASES, WORK, policy_of, rollout_of
 
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from fasttrain.accelerators.layout import make_layout
-from fasttrain.kernels.simd import PAD
+from fasttrain_kernels.simd import PAD
 
 
 @pytest.mark.parametrize("arch", [[64, 64], {"pi": [5], "vf": [20, 33, 7]}, [16]])

@@ -16,8 +16,8 @@ from conftest import RunCommand, configured
 from fasttrain.deploy import video
 from fasttrain.deploy.video import picture
 from fasttrain.errors import EnvSpecError
-from fasttrain.report.index import write_report
 from fasttrain.spec.plain import to_dict
+from fasttrain_report.index import write_report
 from plain_env import PlainEnv
 
 needs_imageio = pytest.mark.skipif(

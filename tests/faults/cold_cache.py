@@ -17,7 +17,7 @@ from typing import Any
 
 import numba
 
-from fasttrain.jit import njit
+from fasttrain_kernels.jit import njit
 
 WHOLE = [[32, 5.75], 6]  # values of `top`, and the machine codes that are kept: three functions for two types
 

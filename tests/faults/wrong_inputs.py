@@ -110,7 +110,7 @@ def limited(seconds: float) -> Iterator[None]:
 def no_training() -> Iterator[None]:
     """Whatever would take minutes raises `Accepted` instead: an input that comes so far was taken."""
     from fasttrain.runs import resume, train
-    from fasttrain.studies import doctor, study
+    from fasttrain_studies import doctor, study
 
     def accepted(*arguments: Any, **_: Any) -> None:
         if arguments and isinstance(arguments[0], train.Parts):

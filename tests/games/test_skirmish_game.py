@@ -10,10 +10,10 @@ import pytest
 
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.errors import EnvError
-from fasttrain.threads import new_team
 from fasttrain_games.skirmish import kernels
 from fasttrain_games.skirmish.game import SkirmishGame
 from fasttrain_games.skirmish.layout import describe_observation, observation_width
+from fasttrain_kernels.threads import new_team
 from reference.skirmish import FLAGS, SideBySide, bound, play
 from reference.skirmish_python.env import SkirmishPythonEnv
 
@@ -83,7 +83,7 @@ def draw_all(game: SkirmishGame, slots: Any, rng: np.random.Generator) -> None:
 
 
 def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fasttrain.threads.ThreadChoice.next", lambda self: True)
+    monkeypatch.setattr("fasttrain_kernels.threads.ThreadChoice.next", lambda self: True)
     games = (bound(130), bound(130))
     games[1][0].max_threads = 2
     rng = np.random.default_rng(0)

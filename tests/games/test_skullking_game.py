@@ -11,10 +11,10 @@ import pytest
 
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.threads import new_team
 from fasttrain_games.skullking import kernels, state
 from fasttrain_games.skullking.game import GameView, SkullKingGame
 from fasttrain_games.skullking.observation import describe_observation, observation_width
+from fasttrain_kernels.threads import new_team
 from reference import skull_king as reference
 
 

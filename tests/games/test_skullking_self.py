@@ -10,10 +10,10 @@ from test_skullking_game import REWARDS, decisions_of, draw_actions, make, reset
 
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.threads import ThreadChoice
 from fasttrain_games.skullking.bots import LEVEL_NAMES, SELF
 from fasttrain_games.skullking.env import SkullKingEnv
 from fasttrain_games.skullking.game import SkullKingGame
+from fasttrain_kernels.threads import ThreadChoice
 
 
 @pytest.mark.parametrize(("num_players", "num_envs"), [(2, 20), (4, 12), (8, 4)])

@@ -14,8 +14,8 @@ from gymnasium import spaces
 
 from conftest import RunCommand
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.integrations import envpool
-from fasttrain.integrations.envpool import EnvPoolVecEnv
+from fasttrain_integrations import envpool
+from fasttrain_integrations.envpool import EnvPoolVecEnv
 
 REASON = "EnvPool is not installed: pip install fasttrain[envpool] (700 MB, Python 3.11 up)"
 needs_envpool = pytest.mark.skipif(find_spec("envpool") is None, reason=REASON)

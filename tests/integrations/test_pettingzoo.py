@@ -14,7 +14,7 @@ import pytest
 import nimble
 from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.integrations.pettingzoo import Rows, Seat
+from fasttrain_integrations.pettingzoo import Rows, Seat
 
 
 def legal(env: Seat) -> int:
@@ -235,7 +235,7 @@ def test_seats_that_differ_are_told(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_backend_is_the_env_with_opponents_that_can_be_chosen():
     config = configured("env.backend=pettingzoo", "env.id=nimble", "env.kwargs.stones=7", "opponent=self")
-    assert (config.env.entry_point, config.env.id) == ("fasttrain.integrations.pettingzoo:Seat", None)
+    assert (config.env.entry_point, config.env.id) == ("fasttrain_integrations.pettingzoo:Seat", None)
     assert config.env.kwargs == {"game": "nimble", "stones": 7, "opponents": "self"}
     assert config.env.spec.eval_opponent == "random"
 

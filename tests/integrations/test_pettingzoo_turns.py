@@ -16,8 +16,8 @@ import nimble
 from conftest import RunCommand, configured
 from fasttrain import PPO, MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.integrations.pettingzoo import Rows
 from fasttrain.vec.vector import GymVecEnv
+from fasttrain_integrations.pettingzoo import Rows
 
 GAMMA, LAMBDA, STEPS = 0.9, 0.8, 60
 TICTACTOE = "pettingzoo.classic.tictactoe_v3"
@@ -192,7 +192,7 @@ def test_it_is_learned_from_the_command_line(game: str, fasttrain: RunCommand, m
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     loss = ("env.kwargs.loss=1.0",) if game == "nimble" else ()
     typed = ("env.backend=pettingzoo", f"env.id={game}", "env.kwargs.sharing=true", "num_envs=6", *loss)
-    assert configured(*typed).env.entry_point == "fasttrain.integrations.pettingzoo:Rows"
+    assert configured(*typed).env.entry_point == "fasttrain_integrations.pettingzoo:Rows"
     short = ("total_timesteps=600", "eval.episodes=6", "algo.rollout_size=384", "batch_size=64")
     done = fasttrain("+profile=speed", *typed, *short).ok()
     rows = done.table("episodes.csv")
@@ -264,7 +264,7 @@ def test_sharing_is_learned_from_the_command_line(fasttrain: RunCommand, monkeyp
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     typed = ("env.backend=pettingzoo", "env.id=herd", "env.kwargs.sharing=true", "algo=ppo", "num_envs=6")
     config = configured(*typed)
-    assert (config.env.backend, config.env.entry_point) == ("vector", "fasttrain.integrations.pettingzoo:Rows")
+    assert (config.env.backend, config.env.entry_point) == ("vector", "fasttrain_integrations.pettingzoo:Rows")
     done = fasttrain("+profile=speed", *typed, "total_timesteps=1500", "eval.episodes=6", "algo.rollout_size=384").ok()
     assert done.json("summary.json")["quality"]["mean_reward"] == 3.0  # 2, 3 and 4 steps of eating
     fasttrain("engine=stock", *typed, "total_timesteps=300").refused("would learn from these steps")

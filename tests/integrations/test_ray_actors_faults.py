@@ -24,7 +24,7 @@ from conftest import RunCommand
 from fasttrain import PPO as PPO_CLASS
 from fasttrain import ReplaceEnv
 from fasttrain.errors import EnvError
-from fasttrain.integrations import ray_actors
+from fasttrain_integrations import ray_actors
 from fasttrain_vec.replacing import ASKED, FAILED, Replacements
 from plain_env import DrawnEnv
 

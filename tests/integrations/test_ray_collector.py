@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from test_ray_actors import CARTPOLE, PARTS, SMALL, same
 
 from conftest import RunCommand
-from fasttrain.integrations.ray_collector import Held
+from fasttrain_integrations.ray_collector import Held
 from plain_env import PlainEnv
 
 pytest.importorskip("ray")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.integrations.ray_requests import ENDED, NO_ANSWER, Lost, Requests
+from fasttrain_integrations.ray_requests import ENDED, NO_ANSWER, Lost, Requests
 
 
 class Cluster:

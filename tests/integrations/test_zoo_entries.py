@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fasttrain.errors import ConfigError
-from fasttrain.integrations.zoo.entries import algorithm, configuration, entry_of, taken, zoo_name
+from fasttrain_integrations.zoo.entries import algorithm, configuration, entry_of, taken, zoo_name
 
 
 def settings(algo: str = "ppo", env: str = "CartPole-v1", **entry: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
-from fasttrain.integrations.zoo import read_yaml, zoo_run
+from fasttrain_integrations.zoo import read_yaml, zoo_run
 
 PPO_ENTRY = {"n_envs": 2, "n_steps": 64, "batch_size": 32, "n_epochs": 1, "n_timesteps": 256.0, "policy": "MlpPolicy",
              "policy_kwargs": "dict(net_arch=[16])", "learning_rate": "lin_0.001"}  # fmt: skip

@@ -11,8 +11,8 @@ import yaml
 
 from conftest import RunCommand
 from fasttrain.cli import main
-from fasttrain.integrations.zoo import read_yaml
-from fasttrain.integrations.zoo.entries import algorithm, configuration, taken
+from fasttrain_integrations.zoo import read_yaml
+from fasttrain_integrations.zoo.entries import algorithm, configuration, taken
 
 ENTRY = """
 default: &d

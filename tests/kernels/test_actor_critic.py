@@ -14,7 +14,7 @@ from test_ppo_kernels import make_policy
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.buffers.rollout import RolloutRow
-from fasttrain.threads import ThreadChoice
+from fasttrain_kernels.threads import ThreadChoice
 
 
 def kernels_of(inputs: int, actions: Any, arch: list[int], seed: int = 3, **settings: Any) -> KernelEngine:

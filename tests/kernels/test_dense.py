@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compiled import from_python
 from fasttrain.accelerators import layout
 from fasttrain.batch import Float32Array
-from fasttrain.kernels.dense import (
+from fasttrain_kernels.dense import (
     RELU,
     TANH,
     activate,
@@ -22,7 +22,7 @@ from fasttrain.kernels.dense import (
     sum_rows,
     through_activation,
 )
-from fasttrain.kernels.simd import PAD, TILE_ROWS
+from fasttrain_kernels.simd import PAD, TILE_ROWS
 
 activate = from_python(activate)
 add_product = from_python(add_product)

@@ -10,8 +10,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from compiled import from_python
-from fasttrain.kernels.lstm import lstm_backward, lstm_forward
-from fasttrain.kernels.simd import TILE_ROWS
+from fasttrain_kernels.lstm import lstm_backward, lstm_forward
+from fasttrain_kernels.simd import TILE_ROWS
 
 forward, backward = from_python(lstm_forward), from_python(lstm_backward)
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiled import from_python
-from fasttrain.kernels.dense import add_product, set_product, sparse_backward, sparse_forward
-from fasttrain.kernels.nets import compress, count_nonzero, empty_lists, spread, where_nonzero
-from fasttrain.threads import run
+from fasttrain_kernels.dense import add_product, set_product, sparse_backward, sparse_forward
+from fasttrain_kernels.nets import compress, count_nonzero, empty_lists, spread, where_nonzero
+from fasttrain_kernels.threads import run
 
 add_product, set_product, spread = map(from_python, (add_product, set_product, spread))
 sparse_backward, sparse_forward = from_python(sparse_backward), from_python(sparse_forward)

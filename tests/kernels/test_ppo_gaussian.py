@@ -7,7 +7,7 @@ import pytest
 import torch
 from numba import njit
 
-from fasttrain.kernels.ppo import HALF_LOG_2_PI, add_log_std_slopes, draw_point, rate_point
+from fasttrain_kernels.ppo import HALF_LOG_2_PI, add_log_std_slopes, draw_point, rate_point
 
 MEANS, LOG_STDS = np.array([0.5, -2.0, 3.0], np.float32), np.array([0.1, -1.5, 0.9], np.float32)
 POINT = np.array([0.7, -2.1, -1.0], np.float32)

@@ -20,9 +20,9 @@ from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims, view_of
 from fasttrain.algos.step import PPOWork, Terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutRow, RolloutStorage
-from fasttrain.kernels.actor_critic import train_epoch
-from fasttrain.kernels.ppo import NUM_STATISTICS, AdamSettings, LossSettings, Training, rate, surrogate
-from fasttrain.threads import Team
+from fasttrain_kernels.actor_critic import train_epoch
+from fasttrain_kernels.ppo import NUM_STATISTICS, AdamSettings, LossSettings, Training, rate, surrogate
+from fasttrain_kernels.threads import Team
 
 TERMS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl")
 LOSS = LossSettings(

@@ -19,7 +19,7 @@ from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, best_values, chosen_values, greedy
 from fasttrain.batch import QBatches
-from fasttrain.kernels.q import QSettings
+from fasttrain_kernels.q import QSettings
 from q_blocks import trained
 
 PARTS = (slice(0, 2), slice(2, 6))  # of six updates, in two calls

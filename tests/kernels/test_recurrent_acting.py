@@ -14,9 +14,9 @@ from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.recurrent import RecurrentEngine
 from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.buffers.recurrent import Memory
-from fasttrain.kernels.actor_critic import act_rows
-from fasttrain.kernels.recurrent import lay_out
-from fasttrain.threads import LINE, NEXT, PIECES, new_team
+from fasttrain_kernels.actor_critic import act_rows
+from fasttrain_kernels.recurrent import lay_out
+from fasttrain_kernels.threads import LINE, NEXT, PIECES, new_team
 from recurrent_cases import BOX, CASES, masks_of, memory_of, policy_of, seen_of
 
 

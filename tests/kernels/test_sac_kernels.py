@@ -17,9 +17,9 @@ from fasttrain.accelerators.kernels_sac import KernelSACEngine
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.sac import SACWork
 from fasttrain.buffers.replay_storage import ReplayBatch
-from fasttrain.kernels.nets import Layout
-from fasttrain.kernels.sac import NUM_STATISTICS, draw_rows, lowest_rows, train_update
-from fasttrain.threads import run
+from fasttrain_kernels.nets import Layout
+from fasttrain_kernels.sac import NUM_STATISTICS, draw_rows, lowest_rows, train_update
+from fasttrain_kernels.threads import run
 
 lowest_rows = from_python(lowest_rows)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import compiled
-from fasttrain.jit import njit
-from fasttrain.kernels.simd import GROUP, PAD, TILE_ROWS, Tile, nonzero_bits
+from fasttrain_kernels.jit import njit
+from fasttrain_kernels.simd import GROUP, PAD, TILE_ROWS, Tile, nonzero_bits
 
 
 @njit
@@ -34,8 +34,8 @@ def test_bits_of_what_is_not_zero(kind: type):
 PRODUCTS = """
 import numpy as np
 from compiled import from_python
-from fasttrain.kernels import simd
-from fasttrain.kernels.dense import set_product
+from fasttrain_kernels import simd
+from fasttrain_kernels.dense import set_product
 set_product = from_python(set_product)
 rng = np.random.default_rng(0)
 a, b, start = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 600), (600, 48), 48))

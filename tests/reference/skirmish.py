@@ -12,10 +12,10 @@ import numpy as np
 
 from fasttrain.batch import Slots
 from fasttrain.envs.masks import random_legal_action
-from fasttrain.threads import new_team
 from fasttrain_games.skirmish import kernels, state, tables
 from fasttrain_games.skirmish.game import SkirmishGame
 from fasttrain_games.skirmish.options import SELF
+from fasttrain_kernels.threads import new_team
 from reference.skirmish_python.battle import Battle
 from reference.skirmish_python.bots import expected_damage, melee_margin
 from reference.skirmish_python.env import SkirmishPythonEnv

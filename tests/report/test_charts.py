@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fasttrain.report import page
-from fasttrain.report.charts import GAP, LIGHT, XY, Chart, Heat, Row, Rows, Series, Split
-from fasttrain.report.page import style, to_png, to_svg
-from fasttrain.report.words import Metric, percent, seconds
+from fasttrain_report import page
+from fasttrain_report.charts import GAP, LIGHT, XY, Chart, Heat, Row, Rows, Series, Split
+from fasttrain_report.page import style, to_png, to_svg
+from fasttrain_report.words import Metric, percent, seconds
 from report_toys import HOSTILE
 
 X = np.array([0.0, 50_000.0, 100_000.0])

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.report.charts import XY, Chart, Series
-from fasttrain.report.curves import (
+from fasttrain_report.charts import XY, Chart, Series
+from fasttrain_report.curves import (
     MOST_WINDOWS,
     across_seeds,
     groups,

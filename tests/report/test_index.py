@@ -12,10 +12,10 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain import cli
-from fasttrain.report import index
-from fasttrain.report.index import write_report
 from fasttrain.runs.view import make_console
-from fasttrain.studies.sweep import Sweep
+from fasttrain_report import index
+from fasttrain_report.index import write_report
+from fasttrain_studies.sweep import Sweep
 from report_toys import HOSTILE, PLAN, quality, write_comparison, write_episodes, write_run, write_sweep
 
 DRAW_REPORT = cli.draw_report  # the fixture `fasttrain` puts a stub in its place
@@ -43,7 +43,7 @@ class Seen(HTMLParser):
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing each chart once more, as a PNG, is half the time."""
-    monkeypatch.setattr("fasttrain.report.page.to_png", lambda *_: None)
+    monkeypatch.setattr("fasttrain_report.page.to_png", lambda *_: None)
 
 
 def page_of(folder: Path) -> Seen:
@@ -169,7 +169,7 @@ def test_watching_and_drawing_load_no_torch_and_the_command_line_no_matplotlib(t
     loads = (
         "import sys, fasttrain.cli; fasttrain.cli.main(['watch'])\n"
         "found = {'hydra', 'numba'} & {*sys.modules}\n"
-        "import fasttrain.report.index; from fasttrain.spec.config import Config\n"
+        "import fasttrain_report.index; from fasttrain.spec.config import Config\n"
         "sys.exit(str(found | {'torch', 'matplotlib', 'jinja2', 'scipy', 'stable_baselines3'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", loads], cwd=tmp_path, capture_output=True, text=True, timeout=120)

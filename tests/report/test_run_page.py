@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.report.charts import XY, Rows, Split
-from fasttrain.report.page import Page, Table
-from fasttrain.report.run_page import run_page
+from fasttrain_report.charts import XY, Rows, Split
+from fasttrain_report.page import Page, Table
+from fasttrain_report.run_page import run_page
 from report_toys import PLAN, charts_of, perf, quality, summary, texts, write_run
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain.cli.commands import prepare
-from fasttrain.report import page
-from fasttrain.report.index import named_folders
-from fasttrain.report.runs_page import Run, differing, grouped, runs_page
+from fasttrain_report import page
+from fasttrain_report.index import named_folders
+from fasttrain_report.runs_page import Run, differing, grouped, runs_page
 from report_toys import HOSTILE, PLAN, quality, write_episodes, write_run, write_sweep
 
 

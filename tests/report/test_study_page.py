@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.report.charts import XY, Heat, Rows
-from fasttrain.report.compare_page import compare_page, difference_text, margin_text
-from fasttrain.report.page import Page, Table
-from fasttrain.report.study_page import study_page, sweep_page
-from fasttrain.report.values import Estimate
+from fasttrain_report.charts import XY, Heat, Rows
+from fasttrain_report.compare_page import compare_page, difference_text, margin_text
+from fasttrain_report.page import Page, Table
+from fasttrain_report.study_page import study_page, sweep_page
+from fasttrain_report.values import Estimate
 from report_toys import charts_of, spread, texts, write_comparison, write_sweep
 
 

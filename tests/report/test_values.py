@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.report import words
-from fasttrain.report.values import Estimate, mean_interval, over_seeds
+from fasttrain_report import words
+from fasttrain_report.values import Estimate, mean_interval, over_seeds
 
 
 def test_intervals_say_which_bound_is_open():

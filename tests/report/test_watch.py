@@ -14,10 +14,10 @@ from rich.console import Console
 
 from fasttrain.cli import main
 from fasttrain.errors import ConfigError
-from fasttrain.report import watch
-from fasttrain.report.watch import Row, Watch, row_of
 from fasttrain.runs.progress import STATUS
 from fasttrain.saving.files import lock_folder
+from fasttrain_report import watch
+from fasttrain_report.watch import Row, Watch, row_of
 from report_toys import HOSTILE, write_comparison, write_run, write_sweep
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.report import words
+from fasttrain_report import words
 
 
 @pytest.mark.parametrize(

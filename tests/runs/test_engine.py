@@ -16,8 +16,6 @@ from conftest import RunCommand, configured
 from fasttrain.accelerators import compiled
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.errors import ConfigError
-from fasttrain.jit import njit
-from fasttrain.kernel_cache import KernelCall
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import train
 from fasttrain.runs.engine import learner_calls, pick_device, settle_engine, settle_kernels
@@ -25,6 +23,8 @@ from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
+from fasttrain_kernels.jit import njit
+from fasttrain_kernels.kernel_cache import KernelCall
 
 PPO = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "vec_env=dummy", "num_envs=4", "algo.rollout_size=64",
        "batch_size=32", "algo.n_epochs=1", "algo.net_arch=[4]")  # fmt: skip

@@ -93,7 +93,7 @@ def test_it_is_found_by_its_name_or_refused_with_those_that_are_there(tmp_path: 
 
 
 def test_messages_name_the_game_behind_an_adapter():
-    assert option_of(None, "fasttrain.integrations.pettingzoo:Seat", {"game": "my.game"}) == "env.id=my.game"
+    assert option_of(None, "fasttrain_integrations.pettingzoo:Seat", {"game": "my.game"}) == "env.id=my.game"
     assert option_of(None, "my.envs:Mine", {"game": "chess"}) == "env.entry_point=my.envs:Mine"
     assert name_of_env(None, "fasttrain_games.skirmish.env:SkirmishEnv") == "skirmishenv"
     assert name_of_env(None, "fasttrain_of_mine.envs:Mine") == "Mine"

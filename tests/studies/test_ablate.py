@@ -14,9 +14,9 @@ from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE
 from fasttrain.spec.precedence import key_of
-from fasttrain.studies.ablate import Finding, Lever, chosen_levers, effective_levers, find_levers, values_with
-from fasttrain.studies.statistics import Ratio, compare
-from fasttrain.studies.study import settings
+from fasttrain_studies.ablate import Finding, Lever, chosen_levers, effective_levers, find_levers, values_with
+from fasttrain_studies.statistics import Ratio, compare
+from fasttrain_studies.study import settings
 from study_toys import Fakes, summary
 
 GAINS = {"engine": ("fast", 2.0), "fused_update": ("auto", 3.0), "lean_info": (True, 1.0), "algo.n_epochs": (4, 1.5)}
@@ -60,7 +60,7 @@ def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda va
 
 def test_what_pays_is_kept_and_becomes_a_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = measured().use(monkeypatch)
-    monkeypatch.setattr("fasttrain.studies.statistics.compare", partial(compare, min_pairs=2))
+    monkeypatch.setattr("fasttrain_studies.statistics.compare", partial(compare, min_pairs=2))
     flags = "candidates={ablate: [engine, fused_update, lean_info, n_epochs, learning_rate]}"
     done = fasttrain("compare", "+profile=speed", "report=false", flags).ok()
     rows = {row["name"]: row for row in done.json("study.json")["rows"]}
@@ -118,7 +118,7 @@ def test_a_lever_without_which_nothing_runs_is_kept_and_an_end_that_cannot_run_e
 def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = measured().use(monkeypatch)
     clock = iter(range(0, 100000, 20))
-    monkeypatch.setattr("fasttrain.studies.study.Study.spent_s", lambda self: float(next(clock)))
+    monkeypatch.setattr("fasttrain_studies.study.Study.spent_s", lambda self: float(next(clock)))
     done = fasttrain("ablate", "+profile=speed", "report=false", "minutes=3")
     assert len(fakes.ran) <= 9
     last = done.json("study.json")["rows"][-1]

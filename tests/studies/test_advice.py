@@ -11,8 +11,8 @@ from rich.console import Console
 from conftest import configured
 from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
-from fasttrain.studies import advice as advice_of
-from fasttrain.studies.advice import (
+from fasttrain_studies import advice as advice_of
+from fasttrain_studies.advice import (
     Advice,
     Candidate,
     Situation,
@@ -22,7 +22,7 @@ from fasttrain.studies.advice import (
     logging_advice,
     with_changes,
 )
-from fasttrain.studies.limits import Flow, Rates
+from fasttrain_studies.limits import Flow, Rates
 
 PPO = ("env.id=CartPole-v1", "algo=ppo", "+profile=speed")
 DQN = ("env.id=CartPole-v1", "algo=dqn", "+profile=speed")
@@ -223,7 +223,7 @@ def test_without_advice_the_bottleneck_is_named():
 
 def test_candidates_of_the_comparison_can_be_read():
     from fasttrain.cli.commands import quoted
-    from fasttrain.studies.compare import parse_candidates
+    from fasttrain_studies.compare import parse_candidates
 
     line = advice_of.comparison(["+profile=speed"], ["num_envs=8", "updates_per_step=4"])
     text = line.split('"')[1]

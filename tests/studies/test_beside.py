@@ -10,8 +10,8 @@ from threading import Barrier
 import pytest
 from rich.console import Console
 
-from fasttrain.studies.beside import run_beside, shares
-from fasttrain.studies.study import Study, Wanted
+from fasttrain_studies.beside import run_beside, shares
+from fasttrain_studies.study import Study, Wanted
 from study_toys import Fakes, summary
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
-from fasttrain.studies.compare import Candidate, cell_text, parse_candidates, sentence, show_comparison
-from fasttrain.studies.judge import Row
-from fasttrain.studies.statistics import Comparison, Interval, Ratio, compare
+from fasttrain_studies.compare import Candidate, cell_text, parse_candidates, sentence, show_comparison
+from fasttrain_studies.judge import Row
+from fasttrain_studies.statistics import Comparison, Interval, Ratio, compare
 from study_toys import Fakes, rising, summary
 
 THREE = "candidates=[baseline,speed,{name: slow, overrides: [profile=speed, num_envs=8]}]"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand
-from fasttrain.studies import doctor as module
-from fasttrain.studies.advice import Candidate
-from fasttrain.studies.doctor import Doctor
-from fasttrain.studies.study import Cell
+from fasttrain_studies import doctor as module
+from fasttrain_studies.advice import Candidate
+from fasttrain_studies.doctor import Doctor
+from fasttrain_studies.study import Cell
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=4", "torch_threads=1",
          "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=4")  # fmt: skip

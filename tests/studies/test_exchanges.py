@@ -10,9 +10,9 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain.saving.files import read_json
-from fasttrain.studies.exchanges import moved
-from fasttrain.studies.space import Range
-from fasttrain.studies.study import Cell, run_cell
+from fasttrain_studies.exchanges import moved
+from fasttrain_studies.space import Range
+from fasttrain_studies.study import Cell, run_cell
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
          "batch_size=64", "num_envs=2", "algo.n_epochs=2", "eval.episodes=4", "vec_env=dummy", "torch_threads=1",
@@ -51,7 +51,7 @@ def test_a_model_that_died_is_no_longer_ranked(fasttrain: RunCommand, monkeypatc
             cell.exit_code, cell.error = -9, "killed by signal SIGKILL"
         return cell, stopped
 
-    monkeypatch.setattr("fasttrain.studies.exchanges.run_cell", dies)
+    monkeypatch.setattr("fasttrain_studies.exchanges.run_cell", dies)
     done = fasttrain("population=2", *SMALL, "total_timesteps=768", "population.exchange_every=256")
     assert done.exit_code == 1
     assert [each for each in ran if "seed0" in each] == ["train model_seed0", "resume model_seed0"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fasttrain.spec.groups import GateConfig
-from fasttrain.studies.judge import (
+from fasttrain_studies.judge import (
     Outcome,
     choose_metric,
     choose_threshold,
@@ -19,7 +19,7 @@ from fasttrain.studies.judge import (
     speed_ratio,
     values_of,
 )
-from fasttrain.studies.study import Cell
+from fasttrain_studies.study import Cell
 from study_toys import rising, summary, write_episodes
 
 GATE = GateConfig()

@@ -13,8 +13,8 @@ import pytest
 import slurm
 from conftest import RunCommand
 from fasttrain.cli import main
-from fasttrain.studies.launched import own_cores, parallel_cells
-from fasttrain.studies.study import Cell
+from fasttrain_studies.launched import own_cores, parallel_cells
+from fasttrain_studies.study import Cell
 
 pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="hydra-joblib-launcher is not installed")
 
@@ -77,10 +77,10 @@ class Cells:
 
 
 def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cells: Cells, *more: str) -> tuple[int, list[str]]:
-    monkeypatch.setattr("fasttrain.studies.launched.run_cell", cells)
-    monkeypatch.setattr("fasttrain.studies.sweep.run_cell", cells)
+    monkeypatch.setattr("fasttrain_studies.launched.run_cell", cells)
+    monkeypatch.setattr("fasttrain_studies.sweep.run_cell", cells)
     for module in ("launched", "sweep"):
-        monkeypatch.setattr(f"fasttrain.studies.{module}.time", cells)
+        monkeypatch.setattr(f"fasttrain_studies.{module}.time", cells)
     code = main([*more, "+profile=speed", "report=true", "env.kwargs={}", "seed=1,2,3", f"hydra.sweep.dir={tmp_path}"])
     return code, [row["status"] for row in json.loads((tmp_path / "sweep.json").read_text())["cells"]]
 
@@ -141,7 +141,7 @@ def test_cells_side_by_side_have_different_cores(tmp_path: Path):
     ],
 )
 def test_cells_side_by_side(asked: Any, launcher: Any, parallel: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.studies.launched.usable_cores", lambda: 8)
+    monkeypatch.setattr("fasttrain_studies.launched.usable_cores", lambda: 8)
     assert parallel_cells(asked, SimpleNamespace(get=launcher.get)) == parallel
 
 

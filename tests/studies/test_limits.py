@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.studies.limits import Flow, Rates, composed_limit, expected_s, gain_of, limit_s, most_gain
+from fasttrain_studies.limits import Flow, Rates, composed_limit, expected_s, gain_of, limit_s, most_gain
 
 RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, transport=3e-6, logging=0.5e-6, storing=1.5e-6)
 

@@ -9,7 +9,7 @@ import torch
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from conftest import RunCommand
-from fasttrain.studies.population import typed_value
+from fasttrain_studies.population import typed_value
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
          "batch_size=64", "num_envs=2", "algo.n_epochs=2", "eval.episodes=4", "vec_env=dummy", "torch_threads=1",

@@ -18,9 +18,9 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.envs import env_facts, this_machine
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
-from fasttrain.studies import rig as bench
-from fasttrain.studies.limits import Rates
-from fasttrain.studies.rig import (
+from fasttrain_studies import rig as bench
+from fasttrain_studies.limits import Rates
+from fasttrain_studies.rig import (
     LEAST_ROUNDS,
     WARMUP,
     WINDOWS,

@@ -12,7 +12,7 @@ import pytest
 from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
-from fasttrain.studies.space import Range, changes, not_worth, space_of, start_of, text_of, update_ratio
+from fasttrain_studies.space import Range, changes, not_worth, space_of, start_of, text_of, update_ratio
 
 PPO = {"num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
        "workers": "not applicable", "use_amp": "off", "use_compile": "off",

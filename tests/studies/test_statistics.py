@@ -9,8 +9,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fasttrain.studies import statistics
-from fasttrain.studies.statistics import (
+from fasttrain_studies import statistics
+from fasttrain_studies.statistics import (
     Interval,
     bootstrap_interval,
     compare,

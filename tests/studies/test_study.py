@@ -16,7 +16,7 @@ from fasttrain.cli.commands import OWNERS, STUDIES, prepare
 from fasttrain.errors import ConfigError
 from fasttrain.runs.view import make_console
 from fasttrain.saving.files import read_json, write_json
-from fasttrain.studies.study import (
+from fasttrain_studies.study import (
     OWN_KEYS,
     Cell,
     Study,

@@ -12,8 +12,8 @@ from conftest import RunCommand
 from fasttrain.cli import main
 from fasttrain.errors import ConfigError
 from fasttrain.runs.view import make_console
-from fasttrain.studies.study import Cell
-from fasttrain.studies.sweep import Sweep
+from fasttrain_studies.study import Cell
+from fasttrain_studies.sweep import Sweep
 
 SMALL = ("total_timesteps=128", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "eval.episodes=2",
          "vec_env=dummy", "torch_threads=1", "num_envs=2")  # fmt: skip
@@ -103,7 +103,7 @@ def test_exit_code(codes: list[int], expected: int, tmp_path: Path):
 def test_an_error_of_the_sweep_itself_ends_it_and_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = Mock(side_effect=ConfigError("no room"))
-    monkeypatch.setattr("fasttrain.studies.sweep.run_cell", run)
+    monkeypatch.setattr("fasttrain_studies.sweep.run_cell", run)
     assert main(["-m", "+profile=speed", "seed=1,2,3"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "fasttrain: error: no room"
     assert run.call_count == 1
@@ -120,7 +120,7 @@ def test_a_stopped_sweep_says_how_to_go_on_and_does(tmp_path, monkeypatch, capsy
         summary = {} if interrupted else {"steps_per_s": 9.0, "env_steps": 64}
         return Cell(label, overrides, folder, 130 if interrupted else 0, "", 1.0, summary=summary), interrupted
 
-    monkeypatch.setattr("fasttrain.studies.sweep.run_cell", cell)
+    monkeypatch.setattr("fasttrain_studies.sweep.run_cell", cell)
     sweep = ["-m", "+profile=speed", "report=true", "seed=1,2,3", "env.kwargs={}"]
     assert main([*sweep, "hydra.sweep.dir='my sweep'"]) == 4
     last = capsys.readouterr().out.splitlines()[-1]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fasttrain.errors import ConfigError
-from fasttrain.studies.space import Range, Space
-from fasttrain.studies.trials import JOURNAL, Trials, lock_of
+from fasttrain_studies.space import Range, Space
+from fasttrain_studies.trials import JOURNAL, Trials, lock_of
 
 SPACE: Space = {"num_envs": [8, 16], "algo.gamma": Range(0.9, 0.99), "algo.n_epochs": Range(1, 9)}
 

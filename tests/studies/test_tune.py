@@ -14,9 +14,9 @@ from conftest import RunCommand
 from fasttrain.cli import main
 from fasttrain.errors import ConfigError
 from fasttrain.saving.files import lock_folder
-from fasttrain.studies import trials
-from fasttrain.studies.study import Cell
-from fasttrain.studies.tune import FRESH, Objective
+from fasttrain_studies import trials
+from fasttrain_studies.study import Cell
+from fasttrain_studies.tune import FRESH, Objective
 from study_toys import Fakes, summary
 
 PPO = {"num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
@@ -122,7 +122,7 @@ def test_what_breaks_a_limit_is_not_taken(fasttrain, monkeypatch, more, said):
         return {**rate(typed, seed), **more} if "exit_code" in more else summary(9999.0, **more)
 
     Fakes(hungry, PLAN).use(monkeypatch)
-    monkeypatch.setattr("fasttrain.studies.tune.free_memory", lambda: 2.5 * 2**30)
+    monkeypatch.setattr("fasttrain_studies.tune.free_memory", lambda: 2.5 * 2**30)
     done = fasttrain(*TWO).ok()
     assert said in done.out
     assert "no trial was better than the profile" in done.out
@@ -212,7 +212,7 @@ def test_cells_of_another_process_in_the_same_study_stay(fasttrain, monkeypatch,
 def test_a_process_that_joins_has_the_settings_of_the_search(fasttrain, monkeypatch, capfd):
     Fakes(rate, PLAN).use(monkeypatch)
     folder = fasttrain(*TWO).ok().folder
-    monkeypatch.setattr("fasttrain.studies.tune.holder", lambda _: "1")
+    monkeypatch.setattr("fasttrain_studies.tune.holder", lambda _: "1")
     assert main(["tune", f"run={folder}", "tune.trials=5", "minutes=1"]) == 0, "limits may differ"
     assert main(["tune", f"run={folder}", "seed=7"]) == 2
     assert "another process searches there with other settings (+profile=speed tune.space" in capfd.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.algos.engine import Engine
-from fasttrain.kernel_cache import KernelCall
+from fasttrain_kernels.kernel_cache import KernelCall
 
 LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # methods of other packages count as changed
 

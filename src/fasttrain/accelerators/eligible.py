@@ -36,8 +36,8 @@ from fasttrain.algos.sac import SACWork
 from fasttrain.algos.step import PPOWork
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.kernels.dense import ACTIVATIONS
-from fasttrain.kernels.simd import PAD
+from fasttrain_kernels.dense import ACTIVATIONS
+from fasttrain_kernels.simd import PAD
 
 _PPO = Contract(
     engine=KernelEngine,

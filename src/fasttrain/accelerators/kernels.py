@@ -26,12 +26,12 @@ from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, f
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage
 from fasttrain.errors import EnvError
-from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels import ppo
-from fasttrain.kernels.actor_critic import Acted, act_rows, train_epoch
-from fasttrain.kernels.nets import Constants, Layout, Lists, Rows, compress, empty_lists
-from fasttrain.kernels.recurrent import Remembered, Sequences
-from fasttrain.threads import FOLLOW, ThreadChoice, new_team
+from fasttrain_kernels import ppo
+from fasttrain_kernels.actor_critic import Acted, act_rows, train_epoch
+from fasttrain_kernels.kernel_cache import KernelCall
+from fasttrain_kernels.nets import Constants, Layout, Lists, Rows, compress, empty_lists
+from fasttrain_kernels.recurrent import Remembered, Sequences
+from fasttrain_kernels.threads import FOLLOW, ThreadChoice, new_team
 
 # Rows that the nets compute at once (a block), so that activations stay in the cache. The weights of a wide net do not
 # fit there and are read for each block: [256, 256] takes 13.4 µs per row in blocks of 128, 16.9 in blocks of 64.

@@ -24,8 +24,8 @@ from fasttrain.algos.q_networks import DuelingQNetwork
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches, flat_rows
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.errors import EnvError
-from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels.q import QScratch, QSettings, QTraining, act_rows, train_updates
+from fasttrain_kernels.kernel_cache import KernelCall
+from fasttrain_kernels.q import QScratch, QSettings, QTraining, act_rows, train_updates
 
 OUTPUT = "the net's output (Q-values)"  # name of the output in messages
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"

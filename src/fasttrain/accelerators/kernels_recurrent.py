@@ -14,11 +14,11 @@ from fasttrain.accelerators.layout import Place, lay_out
 from fasttrain.algos.engine import RECURRENT
 from fasttrain.batch import Float32Array, Int64Array
 from fasttrain.buffers.recurrent import Memory, RecurrentStorage
-from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels.nets import Layout
-from fasttrain.kernels.ppo import Scratch
-from fasttrain.kernels.recurrent import Cells, Lstms, Past, Remembered, Sequences
-from fasttrain.kernels.simd import PAD, TILE_ROWS
+from fasttrain_kernels.kernel_cache import KernelCall
+from fasttrain_kernels.nets import Layout
+from fasttrain_kernels.ppo import Scratch
+from fasttrain_kernels.recurrent import Cells, Lstms, Past, Remembered, Sequences
+from fasttrain_kernels.simd import PAD, TILE_ROWS
 
 
 class SequenceKernelEngine(KernelEngine):

@@ -27,9 +27,9 @@ from fasttrain.batch import Float32Array, Float64Array
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.replay_storage import ReplayBatch
 from fasttrain.errors import EnvError
-from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels import sac
-from fasttrain.threads import FOLLOW, ThreadChoice, new_team
+from fasttrain_kernels import sac
+from fasttrain_kernels.kernel_cache import KernelCall
+from fasttrain_kernels.threads import FOLLOW, ThreadChoice, new_team
 
 ROWS_PER_THREAD = 64  # rows of a batch for each thread; with fewer rows a second thread saves no time
 NONE: Float32Array = np.zeros(0, np.float32)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork
 from fasttrain.batch import Float32Array, Int64Array
-from fasttrain.kernels.dense import ELU, LEAKY_RELU, RELU, TANH
-from fasttrain.kernels.nets import Layout
-from fasttrain.kernels.simd import PAD
+from fasttrain_kernels.dense import ELU, LEAKY_RELU, RELU, TANH
+from fasttrain_kernels.nets import Layout
+from fasttrain_kernels.simd import PAD
 
 KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU, nn.ELU: ELU, nn.LeakyReLU: LEAKY_RELU}
 

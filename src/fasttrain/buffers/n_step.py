@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from fasttrain.batch import Float32Array, Int64Array, Observations
 from fasttrain.buffers.frames import Place
 from fasttrain.errors import ConfigError
-from fasttrain.jit import njit
-from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import free_memory
+from fasttrain_kernels.jit import njit
+from fasttrain_kernels.kernel_cache import KernelCall
 
 
 class FlatViews(NamedTuple):

@@ -19,8 +19,8 @@ from fasttrain.buffers.n_step import Envs
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.sum_tree import SumTree, find_kernel, refresh, set_kernel
 from fasttrain.errors import ConfigError
-from fasttrain.jit import njit
-from fasttrain.kernel_cache import KernelCall
+from fasttrain_kernels.jit import njit
+from fasttrain_kernels.kernel_cache import KernelCall
 
 LEAST, MOST = 1e-150, 1e150  # limits of a priority: 0 marks empty slots, and the total must be finite
 

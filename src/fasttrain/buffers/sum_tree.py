@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fasttrain.batch import Float64Array, Int64Array
-from fasttrain.jit import fetch, njit
+from fasttrain_kernels.jit import fetch, njit
 
 FAN_OUT = 8  # float64 children of a node: 64 bytes, a cache line
 _BITS = 3  # the lowest 3 bits of an index are the child's number

@@ -23,6 +23,7 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError,
 from fasttrain.machine import stop_after
 from fasttrain.runs.folders import PARENT
 from fasttrain.saving.files import lock_folder, read_json
+from fasttrain.spec import plugins
 from fasttrain.spec.precedence import UserInput, read, split_options, with_names_as_typed, without_folder
 
 if TYPE_CHECKING:
@@ -142,6 +143,9 @@ def _dispatch(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"fasttrain {__version__}")
         return 0
+    words = (*commands.COMMANDS, *commands.OTHER_WORDS)
+    if arguments and commands.of_others(arguments[0]):
+        return int(commands.implementation(arguments[0])(arguments[1:]))
     if not {*arguments} - {"-m", "--multirun"} or {"-h", "--help"} & set(arguments) or arguments[0] == "help":
         from fasttrain.cli.help import help_on
 
@@ -158,7 +162,7 @@ def _dispatch(arguments: list[str]) -> int:
     options, typed = split_options(arguments)
     if "" in typed:
         raise ConfigError("an argument is empty: remove it; perhaps a variable of the shell is empty")
-    words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
+    command = "train"
     if typed and re.fullmatch(r"[a-z_-]+", typed[0]):
         if typed[0] not in words:
             commands.read_options(options)  # refuses, for example, `--profile speed`
@@ -231,7 +235,7 @@ def _run(request: Request, hydra: Composer, job: DictConfig, new: bool) -> int:
     def task() -> int:
         with activity(make_console(), "loading fasttrain and PyTorch"):
             if studies:
-                from fasttrain.studies import warm
+                from fasttrain.runs import warm
 
                 warm.prepare()  # it imports beside this process
             main = commands.implementation(command)
@@ -259,24 +263,23 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
         if before is not None and sorted(before) != sorted(without_folder(arguments)):
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
-        from fasttrain.studies.launched import USUAL
-        from fasttrain.studies.sweep import Sweep, SweepEnd
+        sweeps = plugins.load(plugins.COMMANDS, "-m")
     gc.enable()  # __main__ disabled it, and a sweep may last for days
     limits = hydra.configured(given, job)[0].sweep
-    sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, limits)
+    sweep = sweeps.Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, limits)
 
     def cell(_: object) -> int:
         try:
-            return sweep.run_cell(HydraConfig.get())
+            return int(sweep.run_cell(HydraConfig.get()))
         except Exception as error:
-            raise SweepEnd from error
+            raise sweeps.SweepEnd from error
 
     try:
-        if job.hydra.launcher._target_ == USUAL:
+        if sweeps.is_usual(job.hydra.launcher._target_):
             hydra.sweep(given, cell)
         else:
             sweep.launch(job.hydra, lambda task: hydra.sweep(given, task))
-    except SweepEnd as end:
+    except sweeps.SweepEnd as end:
         if end.__cause__ is not None:
             raise end.__cause__ from None
         sweep.stopped = True
@@ -284,7 +287,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
         if not sweep.cells:
             raise
         sweep.stopped = True
-    code = sweep.finish()
+    code = int(sweep.finish())
     if draw_report(sweep.folder or Path()):
         code = code or EXIT_CRASHED
     if code == EXIT_STOPPED:
@@ -299,9 +302,7 @@ def draw_report(folder: Path) -> str:
     console = make_console()
     try:
         with activity(console, "drawing report.html"):
-            from fasttrain.report.index import write_report
-
-            page = write_report(folder)
+            page = plugins.load(plugins.COMMANDS, "report").write_report(folder)
         say(console, f"report: {terminal.near(page)}")
         return ""
     except (Exception, KeyboardInterrupt) as error:

@@ -24,7 +24,7 @@ from fasttrain.spec.reading import all_keys
 from fasttrain.spec.removed import removal_message
 from fasttrain.spec.setting import did_you_mean
 
-MODULES = {
+MODULES = {  # "": of another package, by an entry point
     "train": "fasttrain.runs.train",
     "resume": "fasttrain.runs.resume",
     "eval": "fasttrain.runs.evaluate",
@@ -32,15 +32,14 @@ MODULES = {
     "check": "fasttrain.runs.check",
     "export": "fasttrain.deploy.export",
     "clone": "fasttrain.runs.clone",
-    "compare": "fasttrain.studies.compare",
-    "population": "fasttrain.studies.population",
-    "tune": "fasttrain.studies.tune",
-    "doctor": "fasttrain.studies.doctor",
-    "report": "fasttrain.report.index",
+    "compare": "",
+    "population": "",
+    "tune": "",
+    "doctor": "",
+    "report": "",
 }
-# Commands that parse their own arguments and compose no configuration. "": an integration has the code.
-PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch",
-         "plan-cluster": "fasttrain.report.plan_cluster", "zoo": ""}  # fmt: skip
+# Commands that parse their own arguments and compose no configuration.
+PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "", "plan-cluster": "", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
 # Short word → the command, and the setting that the word adds.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
@@ -93,12 +92,18 @@ def implementation(command: str) -> Any:
 
     This may import torch, which takes seconds.
     """
-    module = MODULES.get(command) or PLAIN[command]
-    main = (import_module(module) if module else plugins.load(plugins.INTEGRATIONS, command)).main
+    module = MODULES.get(command) or PLAIN.get(command)
+    main = (import_module(module) if module else plugins.load(plugins.COMMANDS, command)).main
     if not gc.isenabled():  # __main__ disabled it. Loaded modules are never garbage: freeze them
         gc.freeze()
         gc.enable()
     return main
+
+
+def of_others(word: str) -> bool:
+    """Whether `word` is a command that another package offers. It gets its arguments as they were typed."""
+    known = (*COMMANDS, *OTHER_WORDS, "help")
+    return bool(re.fullmatch(r"[a-z][a-z_-]*", word)) and word not in known and word in plugins.names(plugins.COMMANDS)
 
 
 def command_of(word: str) -> tuple[str, list[str]]:

@@ -18,9 +18,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Slots, load_into
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.jit import njit
-from fasttrain.kernel_cache import KernelCall
-from fasttrain.threads import ThreadChoice
+from fasttrain_kernels.jit import njit
+from fasttrain_kernels.kernel_cache import KernelCall
+from fasttrain_kernels.threads import ThreadChoice
 
 GAMES_PER_THREAD = 64  # a step of fewer games takes less time than waking a second thread
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -30,7 +30,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from fasttrain.algos.engine import Fast
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import each_array
-from fasttrain.kernel_cache import recall, remember
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import UPDATE_PHASES, PhaseClock
 from fasttrain.perf.stock import StockPhases
@@ -43,6 +42,7 @@ from fasttrain.spec.config import MAX_TORCH_THREADS, Config
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.policies import own_config
 from fasttrain.vec.base import slots_of
+from fasttrain_kernels.kernel_cache import recall, remember
 
 PAYS_FROM_S = 30.0  # if all updates of a run take less time than this, nothing is measured: the plan's rule decides
 MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # limits: seconds in all; most and fewest measurements of each candidate

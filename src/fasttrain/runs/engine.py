@@ -26,7 +26,6 @@ from fasttrain.algos.guard import Guard, optimizers_of
 from fasttrain.algos.policy_view import StockView
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.errors import EXIT_DONE, ConfigError
-from fasttrain.kernel_cache import Compiler, KernelCall, compile_all, folders
 from fasttrain.machine import usable_cores
 from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
@@ -36,6 +35,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.precedence import COMPILES_FIRST
 from fasttrain.spec.reading import with_fixed_opponent
+from fasttrain_kernels.kernel_cache import Compiler, KernelCall, compile_all, folders
 
 R = TypeVar("R")
 ADAM = "Adam by torch's fused kernel"

@@ -26,7 +26,6 @@ from fasttrain.envs.probe import ProbeResult
 from fasttrain.envs.retrace import RetraceFactory
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError, NoMasksError
-from fasttrain.kernel_cache import KernelCall
 from fasttrain.machine import bf16_units, usable_cores
 from fasttrain.perf.report import EnvTimes
 from fasttrain.runs.batches import check_batch, check_native_options, made_batch
@@ -44,6 +43,7 @@ from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import ActionLogVecEnv, start_subproc
+from fasttrain_kernels.kernel_cache import KernelCall
 from fasttrain_vec.process import Scout
 
 Statistics = Path | VecNormalize

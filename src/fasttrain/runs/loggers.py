@@ -243,7 +243,7 @@ class Home:
 
 
 class Tracker(KVWriter):
-    """One run in an experiment tracker. An entry point of `fasttrain.integrations` names such a class.
+    """One run in an experiment tracker. An entry point of `fasttrain_integrations` names such a class.
 
     Args:
         home: the folder for the tracker's files, and the ids that the run has in trackers.

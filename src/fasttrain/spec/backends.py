@@ -28,7 +28,7 @@ ENGINES = (f"env.backend={DAEMONS}", "env=go", "env=showdown", DAEMONS)  # overr
 RESERVED = (SINGLE, VECTOR, "profile", "tuned", "hydra")  # names that an engine cannot have
 Config: TypeAlias = Any  # the class in `spec.config`; Any, because `spec.config` imports this module
 EnvConfig: TypeAlias = Any  # the type of `Config.env`
-ADAPTERS = "fasttrain.integrations."
+ADAPTERS = "fasttrain_integrations."
 C = TypeVar("C")
 
 
@@ -41,7 +41,7 @@ def option_of(env_id: object, entry_point: object, kwargs: Mapping[str, Any]) ->
 
 def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> str:
     """A short name: `ALE-Pong-v5` for ALE/Pong-v5, `My` for my.envs:My, `go` for an engine's class Go."""
-    if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
+    if str(entry_point).startswith(ADAPTERS) and isinstance(kwargs, Mapping):
         entry_point = kwargs.get("game", entry_point)
     text = str(env_id or entry_point or "env")
     own = re.match(rf"(?:{'|'.join(plugins.OURS)})[/.](?:.*:)?(\w+)", text)

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GAMES, ENGINES, INTEGRATIONS = "fasttrain.games", "fasttrain.engines", "fasttrain.integrations"
-WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration"}
-OURS = ("fasttrain", "fasttrain_engines", "fasttrain_games", "fasttrain_vec")  # the packages of the distribution
+COMMANDS = "fasttrain.commands"
+WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration", COMMANDS: "command"}
+OURS = (  # the packages of the distribution
+    "fasttrain", "fasttrain_engines", "fasttrain_games", "fasttrain_integrations", "fasttrain_kernels",
+    "fasttrain_report", "fasttrain_studies", "fasttrain_vec",
+)  # fmt: skip
 
 
 def names(group: str) -> list[str]:

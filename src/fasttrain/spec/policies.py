@@ -31,8 +31,8 @@ SHARED = (
     "entry_point",
     "kwargs",
 )
-ROWS = "fasttrain.integrations.pettingzoo:Rows"  # this env itself appends a one-hot of the agent
-SEAT = "fasttrain.integrations.pettingzoo:Seat"
+ROWS = "fasttrain_integrations.pettingzoo:Rows"  # this env itself appends a one-hot of the agent
+SEAT = "fasttrain_integrations.pettingzoo:Seat"
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder; no policy may have such a name
 

@@ -28,9 +28,11 @@ CLASS_PATHS = {  # former path → present path, in settings and imports; the fi
     "fasttrain.games": "fasttrain_games",
     "fasttrain.daemons": "fasttrain_engines",
     "fasttrain.vec.games": "fasttrain_engines.vec_env",
-    "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
-    "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
+    "fasttrain.vec.envpool": "fasttrain_integrations.envpool",
+    "fasttrain.envs.pettingzoo": "fasttrain_integrations.pettingzoo",
     "fasttrain.envs:fasttrain/": "fasttrain/",  # in env.id=MODULE:ID
+    **{f"fasttrain.{name}": f"fasttrain_{name}" for name in ("integrations", "kernels", "report", "studies")},
+    **{f"fasttrain.{name}": f"fasttrain_kernels.{name}" for name in ("jit", "kernel_cache", "threads")},
     **{
         f"fasttrain.vec.{name}": f"fasttrain_vec.{name}"
         for name in ("crew", "process", "replacing", "worker", "worker_envs", "worker_memory", "worker_start")

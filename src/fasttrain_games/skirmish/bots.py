@@ -6,7 +6,6 @@ Scores are integers, damage is in 1/216 wounds. `tests/reference/skirmish_python
 from __future__ import annotations
 
 from fasttrain.batch import Record
-from fasttrain.jit import njit
 from fasttrain.native.batch import random_below
 from fasttrain_games.skirmish.moves import (
     STEP_X,
@@ -36,6 +35,7 @@ from fasttrain_games.skirmish.state import (
 )
 from fasttrain_games.skirmish.tables import distance_between, is_engaged, shooting_targets
 from fasttrain_games.skirmish.turns import carry_out, control_at, is_below_half, use_stratagem
+from fasttrain_kernels.jit import njit
 
 ADVANCE_GUESS = 3  # inches that `greedy` expects from the roll of an advance
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fasttrain.batch import Record
-from fasttrain.jit import njit
 from fasttrain.native.batch import random_below
 from fasttrain_games.skirmish.moves import STEP_X, STEP_Y, put_unit
 from fasttrain_games.skirmish.state import CHARGED, MELEE, OVER, OVERWATCHING, RANGED, SHOOT, SMOKED
 from fasttrain_games.skirmish.tables import distance_between, forget_groups, forget_health, is_engaged, sees
+from fasttrain_kernels.jit import njit
 
 
 @njit

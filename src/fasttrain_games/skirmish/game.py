@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from fasttrain.batch import Int64Array, Slots
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.kernel_cache import KernelCall
 from fasttrain.native.batch import GAMES_PER_THREAD, GameBatch
-from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 from fasttrain_games.skirmish import kernels
 from fasttrain_games.skirmish.actions import action_space, illegal_head
 from fasttrain_games.skirmish.layout import observation_width
 from fasttrain_games.skirmish.options import SELF, OpponentMix, Options, make_options, opponents_for
 from fasttrain_games.skirmish.render import BoardView
 from fasttrain_games.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
+from fasttrain_kernels.kernel_cache import KernelCall
+from fasttrain_kernels.threads import FOLLOW, ThreadChoice, new_team, run
 
 RESET_OPTIONS = ("mission", "rounds", "opponent")
 

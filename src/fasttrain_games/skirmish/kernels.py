@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Records
-from fasttrain.jit import njit
 from fasttrain.native.batch import seed_stream
-from fasttrain.threads import CHUNK, begin_work, claim, end_work
 from fasttrain_games.skirmish.bots import play_phase
 from fasttrain_games.skirmish.moves import choices_of
 from fasttrain_games.skirmish.observation import find_legal, is_legal, write_mask, write_observation
 from fasttrain_games.skirmish.options import SELF
 from fasttrain_games.skirmish.state import MOVE, OVER, R_DAMAGE, R_PROGRESS, R_VP, R_WIN
 from fasttrain_games.skirmish.turns import carry_out, end_phase, start_game, use_stratagem
+from fasttrain_kernels.jit import njit
+from fasttrain_kernels.threads import CHUNK, begin_work, claim, end_work
 
 NUM_MOVES = 25
 

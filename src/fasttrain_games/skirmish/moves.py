@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fasttrain.batch import Record
-from fasttrain.jit import njit
 from fasttrain_games.skirmish.sheets import SHEET_LIMITS
 from fasttrain_games.skirmish.state import CHARGE, CHARGE_RANGE, FULL, HALF, MOVE, OVER, REROLL, SHOOT, SPENT
 from fasttrain_games.skirmish.tables import distance_between, forget_place_of, is_engaged, shooting_targets
+from fasttrain_kernels.jit import njit
 
 # N, NE, E, SE, S, SW, W, NW. N points towards the opponent of the side that moves.
 STEP_X = np.array([0, 1, 1, 1, 0, -1, -1, -1])

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from fasttrain.batch import BoolArray, Float32Array, Record
-from fasttrain.jit import njit
 from fasttrain_games.skirmish.combat import models_of
 from fasttrain_games.skirmish.layout import (
     CONTROL_SCALE,
@@ -37,6 +36,7 @@ from fasttrain_games.skirmish.state import (
 )
 from fasttrain_games.skirmish.tables import distance_between, is_engaged, sees
 from fasttrain_games.skirmish.turns import control_at, control_of
+from fasttrain_kernels.jit import njit
 
 NUM_MOVES = 25
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fasttrain.batch import Record
-from fasttrain.jit import njit
 from fasttrain_games.skirmish.combat import models_of
 from fasttrain_games.skirmish.moves import (
     STEP_X,
@@ -25,6 +24,7 @@ from fasttrain_games.skirmish.sheets import MAX_UNITS
 from fasttrain_games.skirmish.state import ADVANCE, MELEE, OVERWATCHING, RANGED
 from fasttrain_games.skirmish.tables import distance_between, is_engaged, line_of_sight
 from fasttrain_games.skirmish.turns import control_at, control_of
+from fasttrain_kernels.jit import njit
 
 GREEDY_CHARGE = 9  # inches within which the bots expect a charge to succeed
 TAKES_MARKER, CONTESTS_MARKER, ON_MARKER, PER_HALF_INCH = 3000, 800, 100, 60

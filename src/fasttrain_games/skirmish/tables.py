@@ -28,9 +28,9 @@ from __future__ import annotations
 from typing import Any
 
 from fasttrain.batch import Record
-from fasttrain.jit import njit
 from fasttrain_games.skirmish.sheets import MAX_UNITS
 from fasttrain_games.skirmish.state import SPENT
+from fasttrain_kernels.jit import njit
 
 ROW = (1 << MAX_UNITS) - 1  # bits of `sight` for all pairs with unit 0 of side 0
 COLUMN = sum(1 << MAX_UNITS * unit for unit in range(MAX_UNITS))  # bits of `sight` for all pairs with unit 0 of side 1

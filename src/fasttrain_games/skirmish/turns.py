@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fasttrain.batch import Float64Array, Record
-from fasttrain.jit import njit
 from fasttrain.native.batch import random_below, random_unit
 from fasttrain_games.skirmish.combat import attack, charge, die, fight, models_of
 from fasttrain_games.skirmish.moves import STEP_X, STEP_Y, marker_distance, move_reach, put_unit, steps_of_move
@@ -30,6 +29,7 @@ from fasttrain_games.skirmish.state import (
     SMOKED,
 )
 from fasttrain_games.skirmish.tables import forget_all, forget_flags, is_engaged
+from fasttrain_kernels.jit import njit
 
 
 @njit

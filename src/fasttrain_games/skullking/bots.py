@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fasttrain.batch import Float64Array, Record
-from fasttrain.jit import njit, njit_inline
 from fasttrain.native.batch import random_below
 from fasttrain_games.skullking.hard_bot import hard_bid, hard_play
 from fasttrain_games.skullking.rules import (
@@ -33,6 +32,7 @@ from fasttrain_games.skullking.tables import (
     WIN_CHANCE,
     beating_cards,
 )
+from fasttrain_kernels.jit import njit, njit_inline
 
 RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the game stops and waits for an action
 LEVEL_NAMES = ("random", "easy", "medium", "hard")

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from fasttrain.batch import Float64Array, Int64Array, Slots
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.kernel_cache import KernelCall
 from fasttrain.native.batch import GameBatch
-from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 from fasttrain_games.skullking import kernels
 from fasttrain_games.skullking.bots import SEAT_NAMES
 from fasttrain_games.skullking.observation import observation_width
 from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, level_of
 from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED, NUM_ROUNDS
 from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
+from fasttrain_kernels.kernel_cache import KernelCall
+from fasttrain_kernels.threads import FOLLOW, ThreadChoice, new_team, run
 
 _SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1 (bot `hard`): held cards' win chances
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from fasttrain.batch import Float64Array, Record
-from fasttrain.jit import njit
 from fasttrain_games.skullking.rules import (
     ALL_NUMBERS,
     ALL_SPECIALS,
@@ -28,6 +27,7 @@ from fasttrain_games.skullking.tables import (
     WIN_CHANCE,
     beating_cards,
 )
+from fasttrain_kernels.jit import njit
 
 # Two assumptions about other players. Against three `medium` bots the win rate changes by less than 0.01 when DUCKING
 # goes from 0.15 to 0.5.

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Records
-from fasttrain.jit import njit, njit_inline
 from fasttrain.native.batch import random_unit
-from fasttrain.threads import CHUNK, begin_work, claim, end_work
 from fasttrain_games.skullking.bots import SELF, bot_bid, bot_play
 from fasttrain_games.skullking.observation import (
     blank_played,
@@ -34,6 +32,8 @@ from fasttrain_games.skullking.state import (
     seed_game,
     start_game,
 )
+from fasttrain_kernels.jit import njit, njit_inline
+from fasttrain_kernels.threads import CHUNK, begin_work, claim, end_work
 
 
 @njit

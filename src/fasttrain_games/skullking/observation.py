@@ -8,7 +8,6 @@ the learner, or in self-play the seat that decides.
 from __future__ import annotations
 
 from fasttrain.batch import BoolArray, Float32Array, Record
-from fasttrain.jit import njit
 from fasttrain_games.skullking.rules import (
     FIRST_PLAY_ACTION,
     KIND,
@@ -29,6 +28,7 @@ from fasttrain_games.skullking.rules import (
     trick_result,
 )
 from fasttrain_games.skullking.state import BIDDING, ENDED, PLAYING, lowest_bit
+from fasttrain_kernels.jit import njit
 
 HAND = 0  # 74: own cards
 SEEN = HAND + NUM_CARDS  # 74: cards played in this round, including the current trick

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.jit import njit
+from fasttrain_kernels.jit import njit
 
 NUM_CARDS = 74
 NUM_NUMBERED = 56

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from fasttrain.batch import Float64Array, Record, Records
-from fasttrain.jit import njit
 from fasttrain.native.batch import random_below, seed_stream
 from fasttrain_games.skullking.rules import (
     KIND,
@@ -32,6 +31,7 @@ from fasttrain_games.skullking.rules import (
     score_of_bid,
     trick_result,
 )
+from fasttrain_kernels.jit import njit
 
 UNSTARTED, BIDDING, PLAYING, ENDED = range(4)
 MAX_PLAYS = MAX_PLAYERS * NUM_ROUNDS

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.jit import njit
 from fasttrain_games.skullking.rules import (
     ALL_NUMBERS,
     BLACK,
@@ -34,6 +33,7 @@ from fasttrain_games.skullking.rules import (
     WHITE_WHALE,
     scan_trick,
 )
+from fasttrain_kernels.jit import njit
 
 
 def _specials(*ids: int) -> int:
