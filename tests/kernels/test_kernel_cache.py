@@ -70,8 +70,9 @@ def test_clones_and_processors_share_a_folder_and_an_edited_callee_is_compiled(t
 def test_what_one_user_of_an_image_compiled_another_reads(tmp_path: Path):
     """The package is read-only for that user; without a home nothing new can be kept, which is said in one line."""
     site, home = write_package(tmp_path / "site"), tmp_path / "home"
-    package = Path(kernel_cache.__file__).parent
-    shutil.copytree(package, site / "fasttrain", ignore=shutil.ignore_patterns("__pycache__"))
+    packages = Path(kernel_cache.__file__).parent.parent
+    for package in ("fasttrain", "fasttrain_kernels"):
+        shutil.copytree(packages / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
     settings = {"XDG_CACHE_HOME": str(home), "HOME": str(home)}
     assert play(site, None, **settings) == ["7", "0"]
     shutil.rmtree(home)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import configured
-from fasttrain.cli.commands import implementation
+from fasttrain.cli import main
+from fasttrain.cli.commands import implementation, is_of_others
 from fasttrain.errors import ConfigError
 from fasttrain.runs.loggers import check_loggers
 from fasttrain.spec import backends, plugins
@@ -23,6 +24,19 @@ def test_a_name_is_known_before_its_package_is_imported(tmp_path: Path, monkeypa
     assert "chess" not in plugins.names(plugins.ENGINES)
     assert "chess_of_mine" not in sys.modules
     assert plugins.load(plugins.GAMES, "chess") == "chess"
+
+
+def test_a_package_can_offer_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    hello = "def main(arguments):\n    print('hello', *arguments)\n    return 3"
+    offers = {"hello": "hello_of_mine", "wave": "wave_of_mine", "train": "hello_of_mine"}
+    install(tmp_path, "greetings", {plugins.COMMANDS: offers}, hello_of_mine=hello)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["hello", "--help", "x=1"]) == 3
+    assert main(["wave"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "hello --help x=1\n"
+    assert "the command 'wave' of the package greetings cannot be loaded from wave_of_mine" in err
+    assert not is_of_others("train"), "a word of fasttrain's own stays its own"
 
 
 @pytest.mark.parametrize(

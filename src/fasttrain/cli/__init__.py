@@ -144,7 +144,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"fasttrain {__version__}")
         return 0
     words = (*commands.COMMANDS, *commands.OTHER_WORDS)
-    if arguments and commands.of_others(arguments[0]):
+    if arguments and re.fullmatch(r"[a-z][a-z_-]*", arguments[0]) and commands.is_of_others(arguments[0]):
         return int(commands.implementation(arguments[0])(arguments[1:]))
     if not {*arguments} - {"-m", "--multirun"} or {"-h", "--help"} & set(arguments) or arguments[0] == "help":
         from fasttrain.cli.help import help_on

@@ -100,10 +100,9 @@ def implementation(command: str) -> Any:
     return main
 
 
-def of_others(word: str) -> bool:
-    """Whether `word` is a command that another package offers. It gets its arguments as they were typed."""
-    known = (*COMMANDS, *OTHER_WORDS, "help")
-    return bool(re.fullmatch(r"[a-z][a-z_-]*", word)) and word not in known and word in plugins.names(plugins.COMMANDS)
+def is_of_others(word: str) -> bool:
+    """Whether `word` is a command that another package offers. Its `main` gets the arguments after it as typed."""
+    return word not in (*COMMANDS, *OTHER_WORDS, "help") and word in plugins.names(plugins.COMMANDS)
 
 
 def command_of(word: str) -> tuple[str, list[str]]:
