@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 # Packages beside `fasttrain`, which attach by entry points and which it never imports; and the folder of their tests.
 BESIDE = {
-    "fasttrain_engines": "engines", "fasttrain_games": "games", "fasttrain_integrations": "integrations",
-    "fasttrain_report": "report", "fasttrain_studies": "studies",
+    "fasttrain_deploy": "deploy", "fasttrain_engines": "engines", "fasttrain_games": "games",
+    "fasttrain_integrations": "integrations", "fasttrain_report": "report", "fasttrain_studies": "studies",
 }  # fmt: skip
 # What `fasttrain` imports: compiled functions on arrays, without torch and SB3; and the vectorizer, without numba too.
 LIBRARIES = {"fasttrain_kernels": "kernels", "fasttrain_vec": "vec"}
@@ -40,8 +40,8 @@ LAYERS = {
     "native": 1, "envs": 1, "fasttrain_kernels": 1, "vec": 1, "fasttrain_vec": 1, "buffers": 1, "perf": 1,
     "algos": 2, "fasttrain_games": 2,
     "accelerators": 3, "saving": 3, "fasttrain_engines": 3,
-    "runs": 4, "deploy": 4,
-    "fasttrain_studies": 5, "fasttrain_report": 5,
+    "runs": 4,
+    "fasttrain_deploy": 5, "fasttrain_studies": 5, "fasttrain_report": 5,
     "cli": 6, "__main__": 6,
     "fasttrain_integrations": 7,
 }  # fmt: skip
@@ -59,11 +59,8 @@ SIDEWAYS = {
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
 FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "native")} | {
     ("accelerators", "saving"), ("saving", "accelerators"),
-    ("runs", "deploy"), ("fasttrain_studies", "deploy"), ("fasttrain_report", "deploy"),
     ("fasttrain_games", "algos"),
 }  # fmt: skip
-# What is put to use is a run's result: `deploy` knows `runs`; of it a training knows only how to film (`video.every`).
-EXCEPT = {("runs", "fasttrain.deploy.video")}
 TORCH = ("torch", "stable_baselines3", "sb3_contrib")
 COMPILERS = ("numba", "llvmlite")
 # Third-party packages of layer 0, which everything loads, and the modules that may; (): any.
@@ -141,7 +138,7 @@ def imports_point_down(sources: Sources) -> Iterator[str]:
                 or (room, name) in SIDEWAYS
                 or (room, other) == ("vec", "fasttrain_vec")
             )
-            if not allowed or ((room, other) in FORBIDDEN_ROOMS and (room, name) not in EXCEPT):
+            if not allowed or (room, other) in FORBIDDEN_ROOMS:
                 yield f"{module}:{line}: imports {name} (layer {LAYERS[room]} → {LAYERS.get(other)})"
 
 
@@ -333,7 +330,7 @@ def test_rule_holds(rule: Rule) -> None:
 BITTEN: list[tuple[Rule, Sources, str]] = [
     (imports_point_down, {"fasttrain.envs.a": "from fasttrain.runs.b import c"}, "imports fasttrain.runs.b"),
     (imports_point_down, {"fasttrain.vec.a": "from fasttrain.envs.make import x"}, "imports fasttrain.envs.make"),
-    (imports_point_down, {"fasttrain.runs.a": "def f():\n  import fasttrain.deploy"}, ":2: imports fasttrain.deploy"),
+    (imports_point_down, {"fasttrain.runs.a": "def f():\n  import fasttrain_deploy"}, ":2: imports fasttrain_deploy"),
     (imports_point_down, {"fasttrain.envs.a": "from . import b"}, "relative import"),
     (imports_point_down, {"fasttrain.cellar.a": ""}, "has no layer"),
     (imports_point_down, {"fasttrain.runs.a": "import fasttrain_games.b"}, "imports fasttrain_games.b (lay"),

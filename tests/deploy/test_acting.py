@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.dqn import DQN as FastDQN  # noqa: N811 - a class named like a constant
 from fasttrain.algos.q_networks import BranchingDQNPolicy
-from fasttrain.deploy.acting import ActingPath, Choice, best_choices, largest_difference, random_inputs
+from fasttrain_deploy.acting import ActingPath, Choice, best_choices, largest_difference, random_inputs
 from plain_env import PlainEnv
 from toys import RandomEnv, ToyGymEnv
 

@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from conftest import RunCommand
-from fasttrain.deploy import export as exporting
-from fasttrain.deploy.acting import Arrays, RecurrentPath, largest_difference, random_inputs
+from fasttrain_deploy import export as exporting
+from fasttrain_deploy.acting import Arrays, RecurrentPath, largest_difference, random_inputs
 from toys import RandomEnv, ToyGymEnv, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

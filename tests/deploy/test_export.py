@@ -20,10 +20,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from conftest import RunCommand
 from fasttrain.algos.dqn import DQN as FastDQN  # noqa: N811 - a class named like a constant
 from fasttrain.algos.q_networks import BranchingDQNPolicy
-from fasttrain.deploy import export as exporting
-from fasttrain.deploy.acting import ActingPath
-from fasttrain.deploy.export import export
 from fasttrain.errors import FastTrainError
+from fasttrain_deploy import export as exporting
+from fasttrain_deploy.acting import ActingPath
+from fasttrain_deploy.export import export
 from toys import RandomEnv, ToyGymEnv, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

@@ -166,7 +166,7 @@ def test_an_agent_that_remembers_plays_all_seats(shown: Callable[..., str], argu
 def test_enter_at_each_decision_and_ctrl_c(shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     out = shown("skull", "play.speed=0", keys="\nq\n\n\n")
     assert (out.count("Enter to go on"), out.endswith(STOPPED)) == (2, True)
-    monkeypatch.setattr("fasttrain.deploy.play.time.sleep", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("fasttrain_deploy.play.time.sleep", Mock(side_effect=KeyboardInterrupt))
     assert shown("skull").endswith(STOPPED)
 
 

@@ -234,9 +234,9 @@ def serve(connection: Connection, config: Config) -> None:
 def _evaluated(config: Config, file: Path, measure: bool, video: Path | None) -> dict[str, Any]:
     from rich.console import Console
 
-    from fasttrain.deploy.video import recorded
     from fasttrain.runs.evaluate import evaluate_both
     from fasttrain.runs.models import find_statistics, load_policy
+    from fasttrain.runs.video import recorded
 
     begun, model, statistics = time.perf_counter(), load_policy(config, file), find_statistics(config, file)
     filmed = "" if video is None else recorded(config, model, statistics, video)

@@ -16,7 +16,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.engine import Fast
-from fasttrain.deploy.video import check_every, recorded
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
@@ -49,6 +48,7 @@ from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.stopping import stopping_for
 from fasttrain.runs.summary import check_saved, evaluate_run, report, tell_loggers
 from fasttrain.runs.teacher import follow_teacher
+from fasttrain.runs.video import check_every, recorded
 from fasttrain.runs.view import Voice, activity, make_console, say, show_plan
 from fasttrain.runs.warm_start import check_init_from, warm_start, with_absolute_paths
 from fasttrain.saving.checkpointing import Checkpoints, Settings

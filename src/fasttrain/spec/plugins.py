@@ -26,8 +26,8 @@ GAMES, ENGINES, INTEGRATIONS = "fasttrain.games", "fasttrain.engines", "fasttrai
 COMMANDS = "fasttrain.commands"
 WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration", COMMANDS: "command"}
 OURS = (  # the packages of the distribution
-    "fasttrain", "fasttrain_engines", "fasttrain_games", "fasttrain_integrations", "fasttrain_kernels",
-    "fasttrain_report", "fasttrain_studies", "fasttrain_vec",
+    "fasttrain", "fasttrain_deploy", "fasttrain_engines", "fasttrain_games", "fasttrain_integrations",
+    "fasttrain_kernels", "fasttrain_report", "fasttrain_studies", "fasttrain_vec",
 )  # fmt: skip
 
 

@@ -31,7 +31,9 @@ CLASS_PATHS = {  # former path → present path, in settings and imports; the fi
     "fasttrain.vec.envpool": "fasttrain_integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain_integrations.pettingzoo",
     "fasttrain.envs:fasttrain/": "fasttrain/",  # in env.id=MODULE:ID
-    **{f"fasttrain.{name}": f"fasttrain_{name}" for name in ("integrations", "kernels", "report", "studies")},
+    "fasttrain.deploy.video": "fasttrain.runs.video",
+    "fasttrain.studies.warm": "fasttrain.runs.warm",
+    **{f"fasttrain.{name}": f"fasttrain_{name}" for name in ("deploy", "integrations", "kernels", "report", "studies")},
     **{f"fasttrain.{name}": f"fasttrain_kernels.{name}" for name in ("jit", "kernel_cache", "threads")},
     **{
         f"fasttrain.vec.{name}": f"fasttrain_vec.{name}"

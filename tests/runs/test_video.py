@@ -13,9 +13,9 @@ import pytest
 from stable_baselines3 import PPO
 
 from conftest import RunCommand, configured
-from fasttrain.deploy import video
-from fasttrain.deploy.video import picture
 from fasttrain.errors import EnvSpecError
+from fasttrain.runs import video
+from fasttrain.runs.video import picture
 from fasttrain.spec.plain import to_dict
 from fasttrain_report.index import write_report
 from plain_env import PlainEnv

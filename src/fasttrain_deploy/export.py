@@ -19,7 +19,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.deploy.acting import ActingPath, Arrays, RecurrentPath, largest_difference, random_inputs
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.evaluate import Finished, load_run, named_run
 from fasttrain.runs.models import one_env
@@ -28,6 +27,7 @@ from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.policies import member_file
 from fasttrain.spec.reading import uses_masks
+from fasttrain_deploy.acting import ActingPath, Arrays, RecurrentPath, largest_difference, random_inputs
 
 STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}

@@ -34,12 +34,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import each_array
-from fasttrain.deploy.acting import best_choices
-from fasttrain.deploy.video import Seats, check_output, drawn_env, film, opponents_decide
 from fasttrain.errors import ConfigError
 from fasttrain.runs.demonstrations import Decision, stacked
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
+from fasttrain.runs.video import Seats, check_output, drawn_env, film, opponents_decide
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
@@ -49,6 +48,7 @@ from fasttrain.spec.reading import is_self_play, with_opponent
 from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
+from fasttrain_deploy.acting import best_choices
 
 MOST_LINES = 60  # up to so many legal actions are shown in words, one per line; more as numbers
 IN_OUTCOME = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # info entries that `_outcome` shows

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from fasttrain.deploy.video import Seats
+from fasttrain.runs.video import Seats
 from fasttrain_games.skullking.env import SkullKingEnv
 
 Seen = tuple[bytes, ...]
