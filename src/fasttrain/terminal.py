@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -83,7 +83,11 @@ def with_interval(value: float | None, bounds: Sequence[float] | None, form: str
 
 
 def spelt(value: object, none: str = "null") -> str:
-    """A value as the user types it: `true`, `null`, `0.5`."""
+    """A value as the user types it: `true`, `null`, `0.5`, `[64, 64]`, `{pi: [64], vf: [64]}`."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {spelt(part)}' for key, part in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(spelt, value))}]"
     return none if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

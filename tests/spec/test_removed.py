@@ -50,7 +50,7 @@ def test_a_setting_that_is_no_more_is_refused(key: str):
             "env.own is no setting any more: a GameSpec declares it: write GAME = fasttrain.native.",
         ),
         ("warmup=all", "warmup=all: not one of off, only"),
-        ("warmup=true", "warmup=True: not one of off, only"),
+        ("warmup=true", "warmup=true: not one of off, only"),
         (
             "batch_inference=false",
             "inference_batch_size is no setting any more: one forward pass always serves all envs",

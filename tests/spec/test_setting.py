@@ -112,7 +112,7 @@ def test_what_is_no_whole_number_is_refused_by_name(value: Any):
         ({"inner": {"sise": 3}}, r"unknown key 'inner.sise'; did you mean 'size'\?"),
         ({"kind": "c"}, "kind=c: not one of a, b"),
         ({"kind": "A"}, "kind=A: not one of a, b; did you mean 'a'"),
-        ({"widths": "x"}, "widths=x: expected a list; or expected a mapping"),
+        ({"widths": "x"}, "widths=x: expected a list or a mapping"),
     ],
 )
 def test_what_fits_no_declaration_is_named(values: dict[str, Any], message: str):

@@ -61,12 +61,8 @@ def _values(profile: str, algo: str) -> dict[str, Value]:
         for name in key.split("."):
             value = getattr(value, name)
         means = it.fits(spec) and key not in spec.lacks
-        found[key] = Value(_spelt(value) if means else NOTHING, it.class_of(value) if it.flag_class else "")
+        found[key] = Value(spelt(value) if means else NOTHING, it.class_of(value) if it.flag_class else "")
     own = {
         f"algo.{name}": getattr(config.algo, name, NOTHING) for name in ("learning_rate", "n_epochs", "rollout_size")
     }
-    return found | {key: Value(_spelt(value), "trade-off") for key, value in own.items()}
-
-
-def _spelt(value: Any) -> str:
-    return spelt([*value] if isinstance(value, tuple) else value)
+    return found | {key: Value(spelt(value), "trade-off") for key, value in own.items()}

@@ -20,6 +20,7 @@ from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
 from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of
+from fasttrain.terminal import spelt
 
 MAX_N_STEPS = 128  # limit of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # choices of gate.metric besides env.result.scores
@@ -120,7 +121,7 @@ def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2) or not all(map(math.isfinite, numbers)):
-        wanted = "expected a number, or a schedule: linear_3e-4 falls to 0, linear_3e-4_1e-4 to 1e-4"
+        wanted = "expected a number, or a schedule: linear_3e-4 (falls to 0) or linear_3e-4_1e-4 (falls to 1e-4)"
         raise ConfigError(f"{key}={value}: {wanted}{did_you_mean(text.partition('_')[0], ['linear'])}")
     return numbers[0], numbers[1] if len(numbers) > 1 else 0.0
 
@@ -144,10 +145,10 @@ def _check_size(config: Config) -> None:
     critic = "vf" if config.algo.spec.on_policy else "qf"
     if isinstance(arch, dict) and set(arch) - {"pi", critic}:
         raise ConfigError(
-            f"algo.net_arch={arch}: the keys are pi and {critic}, as in {{pi: [64, 64], {critic}: [64, 64]}}"
+            f"algo.net_arch={spelt(arch)}: the keys are pi and {critic}, as in {{pi: [64, 64], {critic}: [64, 64]}}"
         )
     if any(not 1 <= width <= MOST_WIDTH for part in parts for width in part):
-        raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1 and at most {MOST_WIDTH:,}")
+        raise ConfigError(f"algo.net_arch={spelt(arch)}: every width must be at least 1 and at most {MOST_WIDTH:,}")
     for part in parts:
         weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
         if weights > MOST_WEIGHTS or len(part) > 1000:
@@ -244,7 +245,7 @@ def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
     """SB3's `train_freq` as (count, "step" or "episode"); 4 becomes (4, "step"). Raises ConfigError if it is wrong."""
     count, unit = (value, "step") if isinstance(value, int) else value if len(value) == 2 else (0, "")
     if not isinstance(count, int) or count < 1 or unit not in ("step", "episode"):
-        raise ConfigError(f"algo.train_freq={value}: expected a number of vector steps, or [1, episode]")
+        raise ConfigError(f"algo.train_freq={spelt(value)}: expected a number of vector steps, or [1, episode]")
     return count, str(unit)
 
 
