@@ -60,9 +60,10 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
     modes = list((env.metadata or {}).get("render_modes") or [])
     close_env(env)
     if mode not in modes:
+        film = "use output=game.mp4 for a video, or " * (mode == "ansi" and "rgb_array" in modes)
         have = f"only as {', '.join(map(str, modes))}" if modes else "not at all"
         raise ConfigError(
-            f"{spec.option} draws itself {have}, but {asks}: give it a render() that returns {returns} under "
+            f"{spec.option} draws itself {have}, but {asks}: {film}give it a render() that returns {returns} under "
             f"render_mode={mode!r}, and name {mode!r} in metadata['render_modes']"
         )
     return make_env(dataclasses.replace(spec, kwargs={**spec.kwargs, "render_mode": mode}))
