@@ -189,7 +189,7 @@ def test_leaving_is_no_error(shown: Callable[..., str], keys: str) -> None:
         ("skull", ["opponent=hart"], "unknown opponent 'hart', did you mean 'hard'"),
         ("skull", ["opponent=hard", "play.human=true"], "opponent=hard contradicts play.human=true"),
         ("lake", ["play.human=true"], "env FrozenLake-v1 has no opponents that the agent could play"),
-        ("pole", [], "env.id=CartPole-v1 draws itself only as human, rgb_array, but play shows text: use output=game.mp4 for a"),
+        ("pole", [], "draws itself only as human, rgb_array, but play shows text: use output=game.mp4 for a video"),
     ],
 )
 def test_bad_input_is_one_line(
