@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import account, guard, machine, report, runner, work
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     guards.add_argument("works", nargs="*", metavar="WORK", help="default: those of the speed targets")
     guards.add_argument("--against", required=True, metavar="REV")
     guards.add_argument("--revision", default="HEAD", metavar="REV", help="default: HEAD")
+    run.add_argument("--narrow", action="store_true", help="with the instructions of a processor that has AVX2 alone")
     for command in (run, guards):
         command.add_argument("--repeats", type=int, default=5)
         command.add_argument("--json", type=Path, help="file of results (default: outputs/benchmarks/DATE.jsonl)")
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.command == "account":
         if unknown := [job for job in options.jobs if job not in account.JOBS]:
             raise SystemExit(f"no job {unknown[0]}; there are {', '.join(account.JOBS)}")
-        print(account.write(options.jobs, lambda line: print(line, flush=True)))
+        print(account.write(options.jobs, partial(print, flush=True)))
     elif options.command == "report":
         print(report.write(options.file))
     else:
@@ -70,11 +73,9 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         raise SystemExit("--repeats must be at least 1")
     file = options.json or machine.ROOT / "outputs" / "benchmarks" / f"{datetime.date.today()}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
+    os.environ |= machine.NARROW if getattr(options, "narrow", False) else {}
     about = machine.about(arguments)
-    results = []
-
-    def say(line: str) -> None:
-        print(line, flush=True)
+    results, say = [], partial(print, flush=True)
 
     def store(result: dict[str, object]) -> None:
         results.append(result)

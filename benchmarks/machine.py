@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+# Variables with which numba, PyTorch, oneDNN, MKL, numpy and JAX use no more than AVX2. MKL ignores it on AMD's CPUs.
+NARROW = {
+    "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma", "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+    "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX512_ICL", "FASTTRAIN_USE_AMP": "off",
+}  # fmt: skip
 PACKAGES = ("torch", "numpy", "numba", "stable-baselines3", "sb3-contrib", "gymnasium")
 
 
@@ -52,7 +58,8 @@ def machine_line(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     with contextlib.suppress(OSError):
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
         cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    parts = [f"{usable_cores()} cores", cpu, memory, platform.machine(), platform.system()]
+    limit = "instructions up to AVX2 alone" * (NARROW.items() <= os.environ.items())
+    parts = [f"{usable_cores()} cores", cpu, limit, memory, platform.machine(), platform.system()]
     return ", ".join(dict.fromkeys(part for part in parts if part))
 
 

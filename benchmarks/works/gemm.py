@@ -1,12 +1,10 @@
 """Matrix products of the compiled kernels beside PyTorch's (MKL), on one thread: GFLOP/s.
 
-One measurement takes all shapes of one pass, in a process of its own; `rate` is the geometric mean. `narrow` has
-registers of AVX2 on any processor. MKL is told the same; on a Zen 4 this changes nothing.
+One measurement takes all shapes of one pass, in a process of its own; `rate` is the geometric mean.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -18,10 +16,6 @@ from benchmarks.work import OURS, Sample, Work, works_of
 SHAPES = ((8, 64), (64, 64), (64, 16), (128, 128), (256, 256), (512, 512), (512, 256), (86, 64))  # inputs, outputs
 ROWS = (64, 256, 2048)
 TURNS, FLOPS = 7, 2e8  # of one timed stretch at least
-NARROW = {
-    "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma", "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-}  # fmt: skip
 PASSES = {
     "forward": "bias + inputs @ weights",
     "inputs": "gradient of the inputs",
@@ -29,9 +23,8 @@ PASSES = {
 }
 
 
-def measure(which: str, narrow: bool, ours: bool) -> Sample:
+def measure(which: str, ours: bool) -> Sample:
     """GFLOP/s of each shape."""
-    os.environ |= NARROW if narrow else {}
     make = kernels(which) if ours else partial(torchs, which)
     found: Sample = {}
     for inputs, outputs in SHAPES:
@@ -98,8 +91,7 @@ def torchs(which: str, rows: int, inputs: int, outputs: int) -> Callable[[int], 
 
 
 WORKS = works_of(
-    *(Work(f"gemm-{which}-{'narrow' if narrow else 'native'}",
-           f"One thread, {text}, {'registers of AVX2' if narrow else 'all registers'}; rows × inputs × outputs.",
-           {OURS: partial(measure, which, narrow, True), "PyTorch": partial(measure, which, narrow, False)},
-           unit="GFLOP/s", equal=()) for which, text in PASSES.items() for narrow in (False, True)),
+    *(Work(f"gemm-{which}", f"One thread, {text}; rows × inputs × outputs.",
+           {OURS: partial(measure, which, True), "PyTorch": partial(measure, which, False)},
+           unit="GFLOP/s", equal=()) for which, text in PASSES.items()),
 )  # fmt: skip
