@@ -83,3 +83,6 @@ def test_metadata_that_are_older_than_the_source_are_told_wherever_a_name_is_mis
         check_loggers(config)
     with pytest.raises(ConfigError, match=told):
         implementation("zoo")
+    monkeypatch.syspath_prepend(str(install(tmp_path / "older", "fasttrain", {plugins.GAMES: {"chess": "chess"}})))
+    with pytest.raises(ConfigError, match=told):
+        implementation("zoo")

@@ -70,9 +70,9 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def outdated_metadata_hint() -> str:
-    """The hint that fasttrain's own entry points are missing; empty if they are installed."""
+    """The hint that entry points of fasttrain's own are missing; empty if each group has some."""
     groups = _entry_points(tuple(sys.path)).values()
-    if any(_package(one) == OURS[0] for group in groups for claims in group.values() for one in claims):
+    if all(OURS[0] in {_package(one) for claims in group.values() for one in claims} for group in groups):
         return ""
     again = "pip install -e . once more (python3 scripts/run.py does so)"
     return f"; fasttrain's installed metadata is missing, or older than its source: {again}"
