@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import stable_baselines3
 from conftest import RunCommand
 from fasttrain.vec.native import NativeVecEnv
 from installed import install
+from messages import assert_says, wrong_inputs
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 CART = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
@@ -95,48 +97,13 @@ def test_a_wrapper_and_a_features_extractor_with_arguments_are_trained_and_playe
 
 A2C = (*(text for text in RUN if not text.startswith(("algo=", "batch_size="))), "algo=a2c")
 GAME = ("+profile=balance", "fused_update=off", "total_timesteps=64")
-CALLBACK = "callbacks: scaled:Scaled must be derived from stable_baselines3.common.callbacks."
-LOGGERS = (
-    "loggers: 'cvs' is none of csv, stdout, mlflow, tensorboard, trackio, wandb, prometheus, nor module:Class; did"
-)
 
 
-@pytest.mark.parametrize(
-    ("base", "typed", "told"),
-    [
-        (
-            CART,
-            ["callbacks=[curriculum:Shorter]"],
-            "callbacks: curriculum:Shorter: module 'curriculum' has no 'Shorter'",
-        ),
-        (CART, ["callbacks=[scaled:Scaled]"], CALLBACK),
-        (CART, ["callbacks=[{every: 3}]"], "callbacks: expected {callback: my.module:Name, …}, got {'every': 3}"),
-        (CART, ["loggers=[cvs]"], LOGGERS),
-        (CART, ["algo.policy=MlpPolic"], "algo.policy=MlpPolic: not one of auto, MlpPolicy"),
-        (CART[:1], ["algo=dqn", "algo.dueling=true", "algo.policy=residual:Residual"], "contradicts algo.dueling=true"),
-        (
-            CART[:1],
-            ["algo=sac", "algo.ent_coef=abc"],
-            "ent_coef=abc: expected a number, auto, or auto_0.1 (auto that starts at 0.1)",
-        ),
-        (CART[:1], ["algo=td3", "algo.policy_delay=0"], "algo.policy_delay=0: must be at least 1"),
-        (CART, ["algo.policy_kwargs.net_arch=[8]"], "net_arch: use algo.net_arch=… instead"),
-        (CART, ["env.wrappers=[{factor: 2}]"], "expected {wrapper: my.module:Name, …}, got {'factor': 2}"),
-        (GAME, ["opponent=opponents:Nobody"], "opponent: opponents:Nobody"),
-        (GAME, ["opponent={opponent: 'opponents:FirstLegal', depth: 3}"], "could not be made with {'depth': 3}"),
-        (GAME, ["opponent=pathlib:Path"], "pathlib:Path must be derived from fasttrain.vec.self_play.Opponent"),
-        (A2C, ["algo.entry_point=fading:Fadng"], "algo.entry_point=fading:Fadng: module 'fading' has no 'Fadng'"),
-        (A2C, ["algo.entry_point=scaled:Scaled"], "needs a class derived from stable_baselines3.A2C, not <class"),
-        (
-            A2C,
-            ["algo.entry_point=fading:FadingA2C", "algo.kwargs.fad=1"],
-            "with algo.kwargs={'fad': 1}: TypeError: A2C.",
-        ),
-        (A2C, ["algo.kwargs.fade=1"], "algo.kwargs={'fade': 1} without algo.entry_point"),
-    ],
-)
-def test_what_is_not_there_is_told_in_one_line(run: RunCommand, base: tuple[str, ...], typed: list[str], told: str):
-    run(*base, *typed).refused(told)
+@pytest.mark.parametrize("typed", wrong_inputs("parts of the user's own"))
+def test_what_is_not_there_is_told_in_one_line(run: RunCommand, typed: str):
+    done = run("+profile=balance", "num_envs=2", "fused_update=off", "total_timesteps=64", *shlex.split(typed))
+    done.refused()
+    assert_says("parts of the user's own", typed, re.sub(r"/\S+/(?=\w+\.py)", "", done.err))
 
 
 def test_an_opponent_with_arguments_decides_for_the_other_side(runs: RunCommand, tmp_path: Path):

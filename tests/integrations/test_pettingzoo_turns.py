@@ -18,6 +18,7 @@ from fasttrain import PPO, MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.vector import GymVecEnv
 from fasttrain_integrations.pettingzoo import Rows
+from messages import assert_says, wrong_inputs
 
 GAMMA, LAMBDA, STEPS = 0.9, 0.8, 60
 TICTACTOE = "pettingzoo.classic.tictactoe_v3"
@@ -321,30 +322,14 @@ def test_seats_with_different_spaces_have_policies_of_their_own(
     assert told["hounds"]["decisions"] == 2 * told["hare"]["decisions"]
 
 
-@pytest.mark.parametrize(
-    ("policies", "message"),
-    [
-        (
-            "{a: {decides: hound_0}, b: {decides: hare}}",
-            "policies decide for hound_0, hare; the game has the agents hound_0",
-        ),
-        (
-            "{a: {decides: [hound_0, hare]}, b: {decides: hound_1}}",
-            "policies.a: the seats for which it decides have diff",
-        ),
-        (
-            "{a: {decides: [hound_0, hound_1], observation: ['0:4']}, b: {decides: hare}}",
-            "policies.a.observation: there is no column 3; there are 0 to 2",
-        ),
-        ("{}", "seats differ in their observation_space; one policy plays all seats"),
-    ],
-)
+@pytest.mark.parametrize("policies", wrong_inputs("policies of seats that differ"))
 def test_policies_that_do_not_fit_the_seats_are_refused(
-    policies: str, message: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+    policies: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     done = fasttrain(*CHASE, "env.id=chase", "algo=ppo", f"policies={policies}", "total_timesteps=384")
-    assert (done.exit_code, message in done.err) == (2, True), done.err
+    done.refused()
+    assert_says("policies of seats that differ", policies, done.err)
 
 
 def test_seats_that_decide_in_turn_have_policies_too(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

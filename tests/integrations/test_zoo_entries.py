@@ -8,6 +8,7 @@ import pytest
 
 from fasttrain.errors import ConfigError
 from fasttrain_integrations.zoo.entries import algorithm, configuration, entry_of, taken, zoo_name
+from messages import assert_says, wrong_inputs
 
 
 def settings(algo: str = "ppo", env: str = "CartPole-v1", **entry: Any) -> dict[str, Any]:
@@ -65,22 +66,10 @@ def test_networks_in_words_of_python():
     assert tf_like["algo.policy_kwargs.optimizer_kwargs"] == {"eps": 1e-5}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("dict(net_arch=__import__('os').system('true'))",
-         "policy_kwargs.net_arch: \"__import__('os').system('true')\" has more than literals, dict(…) and known names"),
-        ("dict(activation_fn=nn.Mish)",
-         "policy_kwargs.activation_fn: nn.Mish is none of nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU"),
-        ("dict(net_arch=[64 for _ in range(2)])",
-         "policy_kwargs.net_arch: '[64 for _ in range(2)]' has more than literals, dict(…) and known names"),
-        ("print('x')", "policy_kwargs: \"print('x')\" is no dict(…)"),
-        ("dict(**x)", "policy_kwargs: 'dict(**x)' is no dict(…)"),
-        ("dict(", "policy_kwargs: 'dict(' is no dict(…)"),
-    ],
-)  # fmt: skip
-def test_no_text_is_executed(text: str, told: str):
-    assert left(policy_kwargs=text) == [told]
+@pytest.mark.parametrize("text", wrong_inputs("policy_kwargs of rl_zoo3"))
+def test_no_text_is_executed(text: str):
+    (told,) = left(policy_kwargs=text)
+    assert_says("policy_kwargs of rl_zoo3", text, told)
 
 
 def test_deep_and_long_texts_are_no_dict():
