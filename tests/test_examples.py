@@ -103,7 +103,11 @@ GAME = ("+profile=balance", "fused_update=off", "total_timesteps=64")
 def test_what_is_not_there_is_told_in_one_line(run: RunCommand, typed: str):
     done = run("+profile=balance", "num_envs=2", "fused_update=off", "total_timesteps=64", *shlex.split(typed))
     done.refused()
-    assert_says("parts of the user's own", typed, re.sub(r"/\S+/(?=\w+\.py)", "", done.err))
+    assert_says("parts of the user's own", typed, re.sub(r" \(/\S+fading.py:.*", "", done.err))
+
+
+def test_a_wrapper_without_a_name_is_told(run: RunCommand):
+    run(*CART, "env.wrappers=[{factor: 2}]").refused("expected {wrapper: my.module:Name, …}, got {'factor': 2}")
 
 
 def test_an_opponent_with_arguments_decides_for_the_other_side(runs: RunCommand, tmp_path: Path):

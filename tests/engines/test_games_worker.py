@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +36,7 @@ def test_classes_that_are_no_games(wrong: str):
     entry_point, _, kwargs = wrong.partition(" ")
     with pytest.raises(EnvSpecError) as told:
         made(given(entry_point, yaml.safe_load(kwargs)))
-    assert_says("classes of games with engines", wrong, re.sub(r"/\S+/", "", str(told.value)))
+    assert_says("classes of games with engines", wrong, str(told.value))
 
 
 def test_a_game_without_spaces_of_a_fixed_shape_is_told(monkeypatch: pytest.MonkeyPatch):

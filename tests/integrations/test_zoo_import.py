@@ -96,6 +96,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[st
     assert_says("zoo", typed, err)
 
 
+def test_another_verb_and_a_file_that_is_not_there(capfd: pytest.CaptureFixture[str]):
+    assert "invalid choice: 'export'" in told(capfd, "export", "ppo.yml", "--env", "A")[2]
+    nothing = told(capfd, "import", "nothing", "--env", "A", "--algo", "ppo")
+    assert (nothing[0], "zoo import nothing: no such file; name a FILE.yml" in nothing[2]) == (2, True)
+
+
 def test_a_value_that_cannot_be_names_file_and_entry(capfd: pytest.CaptureFixture[str]):
     Path("dqn.yml").write_text("default: {n_timesteps: 10, policy: MlpPolicy, gradient_steps: 0}")
     code, _, err = told(capfd, "import", "dqn.yml", "--env", "A")
