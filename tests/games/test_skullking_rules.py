@@ -171,19 +171,6 @@ def test_legal_cards(hand: list[int], trick: list[int], as_pirate: bool, legal: 
     assert legal_cards(hand, trick, as_pirate) == legal
 
 
-@pytest.mark.parametrize(
-    ("bid", "won", "round_number", "score"),
-    [(1, 1, 4, 20), (3, 3, 4, 60), (1, 3, 4, -20), (3, 1, 4, -20), (0, 0, 7, 70), (0, 7, 7, -70), (0, 0, 10, 100)],
-)
-def test_score_of_a_bid(bid: int, won: int, round_number: int, score: int) -> None:
-    assert rules.score_of_bid(bid, won, round_number) == score
-
-
-def test_cards_dealt() -> None:
-    assert [rules.cards_dealt(r, 4) for r in range(1, 11)] == list(range(1, 11))
-    assert [rules.cards_dealt(r, 8) for r in range(1, 11)] == [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
-
-
 def test_the_bots_table_of_what_beats_a_number_is_the_rules() -> None:
     for card, later in itertools.permutations(range(56), 2):
         assert tables.BEATEN_BY_NUMBERS[card] >> later & 1 == trick_winner([card, later], False)[0], (card, later)

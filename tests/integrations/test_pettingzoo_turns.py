@@ -190,7 +190,6 @@ def test_masks_in_infos_are_of_the_seat_to_move_and_a_look_is_legal():
 def test_it_is_learned_from_the_command_line(game: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     if game == TICTACTOE:
         pytest.importorskip("pettingzoo", reason="pettingzoo is not installed")
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     loss = ("env.kwargs.loss=1.0",) if game == "nimble" else ()
     typed = ("env.backend=pettingzoo", f"env.id={game}", "env.kwargs.sharing=true", "num_envs=6", *loss)
     assert configured(*typed).env.entry_point == "fasttrain_integrations.pettingzoo:Rows"
@@ -262,7 +261,6 @@ def test_rows_that_do_not_fit_are_told_and_one_row_is_a_look():
 
 
 def test_sharing_is_learned_from_the_command_line(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     typed = ("env.backend=pettingzoo", "env.id=herd", "env.kwargs.sharing=true", "algo=ppo", "num_envs=6")
     config = configured(*typed)
     assert (config.env.backend, config.env.entry_point) == ("vector", "fasttrain_integrations.pettingzoo:Rows")
@@ -309,7 +307,6 @@ def test_rows_of_seats_with_different_spaces_are_padded():
 def test_seats_with_different_spaces_have_policies_of_their_own(
     more: tuple[str, ...], good: float, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     done = fasttrain(*CHASE, "env.id=chase", TWO, "total_timesteps=6000", "algo.learning_rate=0.01", *more).ok()
     assert done.json("summary.json")["quality"]["mean_reward"] >= good
     kind = stable_baselines3.PPO if more == ("algo=ppo",) else sb3_contrib.MaskablePPO
@@ -326,14 +323,12 @@ def test_seats_with_different_spaces_have_policies_of_their_own(
 def test_policies_that_do_not_fit_the_seats_are_refused(
     policies: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     done = fasttrain(*CHASE, "env.id=chase", "algo=ppo", f"policies={policies}", "total_timesteps=384")
     done.refused()
     assert_says("policies of seats that differ", policies, done.err)
 
 
 def test_seats_that_decide_in_turn_have_policies_too(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     two = "policies={first: {decides: [red, blue]}, second: {decides: green}}"
     done = fasttrain(*CHASE, "algo=maskable_ppo", "env.id=nimble", two, "total_timesteps=768").ok()
     told = done.json("summary.json")["policies"]
