@@ -39,14 +39,10 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 SKULL = ("env.kwargs.num_players=3",)
 ARGUMENTS = {
-    "skull": SKULL,
-    "skull_dqn": (*SKULL, "algo=dqn", "engine=fast"),
-    "lake": LAKE,
-    "lake_lstm": (*LAKE[:-1], "algo=recurrent_ppo"),
-    "skull_lstm": (*SKULL, "algo=maskable_recurrent_ppo"),
-    "pole": ("env.id=CartPole-v1", "algo=ppo"),
-    "duel": (f"env.game={__name__}:GAME",),
-}
+    "skull": SKULL, "skull_dqn": (*SKULL, "algo=dqn", "engine=fast"), "lake": LAKE,
+    "lake_lstm": (*LAKE[:-1], "algo=recurrent_ppo"), "skull_lstm": (*SKULL, "algo=maskable_recurrent_ppo"),
+    "pole": ("env.id=CartPole-v1", "algo=ppo"), "duel": (f"env.game={__name__}:GAME",),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -155,13 +155,6 @@ def test_the_start_has_a_deadline_and_the_message_the_logs_last_lines(made: Any,
     assert "line 11" not in str(lost.value)
 
 
-def test_an_engine_that_greets_without_end_is_not_waited_for(made: Any):
-    code = 'import sys, time\nwhile True: print(\'{"type":"note"}\', flush=True); time.sleep(0.01)'
-    daemon = made(plain(*python(code), timeouts_s=Timeouts(start=0.5)))
-    with pytest.raises(GameLostError, match="no greeting within"):
-        asyncio.run(daemon.start(Pig()))
-
-
 def test_a_log_is_moved_aside_and_goes_on(tmp_path: Path):
     log = tmp_path / "daemon-00.log"
     with open(log, "ab", buffering=0) as writer:

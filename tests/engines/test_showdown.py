@@ -135,6 +135,6 @@ def test_another_program_is_told_apart():
 
 @pytest.mark.parametrize("wrong", wrong_inputs("arguments of Showdown"))
 def test_wrong_settings_are_told(wrong: str):
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError, match="is no") as told:
         Showdown(**yaml.safe_load(wrong))
     assert_says("arguments of Showdown", wrong, str(told.value))

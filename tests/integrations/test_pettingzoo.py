@@ -24,7 +24,7 @@ def legal(env: Seat) -> int:
     return int(np.flatnonzero(env.action_masks())[0])
 
 
-def test_a_game_begins_with_the_options_of_its_task(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+def test_a_game_begins_with_the_options_of_its_task(fasttrain: RunCommand):
     done = fasttrain(
         "+profile=speed", "env.backend=pettingzoo", "env.id=nimble", "algo=maskable_ppo", "num_envs=4", "checkup=off",
         "algo.rollout_size=128", "batch_size=64", "total_timesteps=512", "eval.episodes=2", "fused_update=off",
@@ -235,7 +235,7 @@ def test_the_backend_is_the_env_with_opponents_that_can_be_chosen():
     assert config.env.spec.eval_opponent == "random"
 
 
-def test_it_is_learned_from_the_command_line(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+def test_it_is_learned_from_the_command_line(fasttrain: RunCommand):
     done = fasttrain(
         "+profile=balance", "env.backend=pettingzoo", "env.id=nimble", "opponent=self", "total_timesteps=128",
         "eval.episodes=4", "num_envs=2", "workers=0", "algo.n_epochs=1", "algo.rollout_size=64", "batch_size=64",
