@@ -63,19 +63,6 @@ KRA, WHA = 70, 71
 LOOT, LOOT2 = 72, 73
 
 
-def test_card_ids_are_those_of_the_rules_page() -> None:
-    assert (y(1), y(14), g(1), g(14), p(1), p(14), b(1), b(14)) == (0, 13, 14, 27, 28, 41, 42, 55)
-    kinds = [rules.KIND_NAMES[kind] for kind in rules.KIND]
-    assert kinds[:56] == ["number"] * 56
-    assert kinds[56:61] == ["escape"] * 5
-    assert kinds[61:66] == ["pirate"] * 5
-    last = "escape skull_king mermaid mermaid kraken white_whale loot loot pirate"
-    assert kinds[66:75] == last.split()
-    assert rules.NUM_ACTIONS == 86
-    assert rules.FIRST_PLAY_ACTION + rules.TIGRESS == 77
-    assert rules.FIRST_PLAY_ACTION + rules.TIGRESS_PIRATE == 85
-
-
 # (cards, Tigress as Pirate, winner, next leader, bonus)
 TRICKS = {
     # 5 numbers

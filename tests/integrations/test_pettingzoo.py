@@ -239,6 +239,7 @@ def test_it_is_learned_from_the_command_line(fasttrain: RunCommand):
     done = fasttrain(
         "+profile=balance", "env.backend=pettingzoo", "env.id=nimble", "opponent=self", "total_timesteps=128",
         "eval.episodes=4", "num_envs=2", "workers=0", "algo.n_epochs=1", "algo.rollout_size=64", "batch_size=64",
+        "fused_update=off", "checkup=off",
     ).ok()  # fmt: skip
     quality = done.json("summary.json")["quality"]
     assert quality["win_rate"] is not None
