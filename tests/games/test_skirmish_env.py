@@ -190,8 +190,8 @@ def test_rosters_and_missions_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", wrong_inputs("rosters and missions of Skirmish"))
 def test_a_wrong_roster_or_mission_names_file_and_key(tmp_path: Path, changed: str) -> None:
-    """`changed`: a part of the file → what stands there instead; or all of the file."""
-    old, _, new = changed.partition(" → ")
+    """`changed`: a part of the file -> what stands there instead; or all of the file."""
+    old, _, new = changed.partition(" -> ")
     key, name, content = ("mission", "own", MISSION) if old in MISSION else ("roster", "mine", UNIT)
     path = tmp_path / f"{name}.yaml"
     path.write_text(content.replace(old, new) if old in content else old)

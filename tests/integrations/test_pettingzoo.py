@@ -24,17 +24,6 @@ def legal(env: Seat) -> int:
     return int(np.flatnonzero(env.action_masks())[0])
 
 
-def test_a_game_begins_with_the_options_of_its_task(fasttrain: RunCommand):
-    done = fasttrain(
-        "+profile=speed", "env.backend=pettingzoo", "env.id=nimble", "algo=maskable_ppo", "num_envs=4", "checkup=off",
-        "algo.rollout_size=128", "batch_size=64", "total_timesteps=512", "eval.episodes=2", "fused_update=off",
-        "curriculum.tasks={few: {stones: 4}, many: {stones: 40}}", "report=false",
-    ).ok()  # fmt: skip
-    rows = done.table("episodes.csv")
-    few, many = ([int(row["length"]) for row in rows if row["task"] == task] for task in ("few", "many"))
-    assert max(few) <= 2 < max(many)
-
-
 @pytest.mark.parametrize("told", ["observation", "info"])
 def test_the_learner_decides_for_its_seat_and_sees_its_own_view(told: str):
     env = Seat("nimble", told=told)

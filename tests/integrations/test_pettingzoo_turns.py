@@ -239,13 +239,6 @@ def test_nothing_is_learned_of_rest():
     assert decisions < 6 * len(env.venv.copies[0].acted)
 
 
-def test_masks_from_infos():
-    env = made(3, "herd", masked=True)
-    assert env.masked
-    MaskablePPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0).learn(48)
-    assert all(all(acted.values()) for acted in env.venv.copies[0].acted)
-
-
 def test_rows_that_do_not_fit_are_told_and_one_row_is_a_look():
     with pytest.raises(EnvSpecError, match="3 agents, each a row: num_envs=8 is no multiple of that; use num_envs=6"):
         Rows(8, "herd")

@@ -193,9 +193,3 @@ def test_the_entry_is_the_envs_else_that_of_atari_games_else_default():
         of("CartPol-v1", {"CartPole-v1": {}})
     with pytest.raises(ConfigError, match="ppo.yml: Odd-v0 has no keys"):
         of("Odd-v0")
-
-
-def test_values_that_cannot_be_are_an_error():
-    found = taken({"n_timesteps": 10, "policy": "MlpPolicy", "n_steps": "many"}, "A-v0", algorithm("ppo"))
-    with pytest.raises(ConfigError, match="algo.n_steps=many: expected a whole number"):
-        configuration(found.settings, algorithm("ppo"))
