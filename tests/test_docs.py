@@ -1,5 +1,3 @@
-"""The documentation: it builds, its links lead somewhere, its commands compose, its examples run."""
-
 from __future__ import annotations
 
 import json

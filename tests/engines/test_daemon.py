@@ -1,5 +1,3 @@
-"""One engine's process: its command, address, log and end."""
-
 from __future__ import annotations
 
 import asyncio

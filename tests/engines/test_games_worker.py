@@ -1,5 +1,3 @@
-"""The process that plays: what it is given, what it says of itself, and which classes it takes."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

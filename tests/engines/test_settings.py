@@ -1,5 +1,3 @@
-"""Rules about engines: each message names the key and a way out."""
-
 from __future__ import annotations
 
 from typing import Any

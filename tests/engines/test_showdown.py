@@ -1,5 +1,3 @@
-"""Messages of the Node program, recorded in a battle, as decisions."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""The Gymnasium environments of Skirmish, kernels and plain: checkers, one trajectory, rendering, bad arguments."""
-
 from __future__ import annotations
 
 import importlib
@@ -267,11 +265,7 @@ def test_reset_options_choose_mission_length_and_opponent_of_the_next_game_alone
     env.reset()
     assert env.peek()["level"] == 1, "greedy again"
     assert max(played()["turn"] for _ in range(5)) == 3, "whole games again"
-    for wrong, told in (
-        ({"size": 3}, "no reset option 'size': it takes mission, rounds, opponent"),
-        ({"mission": "peace"}, "mission=peace: choose one of env.kwargs.mission: only_war, take_and_hold"),
-        ({"rounds": 4}, "rounds=4: expected 1 to 3"),
-        ({"opponent": "self"}, "a task cannot have opponent=self"),
-    ):
-        with pytest.raises(EnvSpecError, match=told):
-            env.reset(options=wrong)
+    for wrong in wrong_inputs("reset options of Skirmish"):
+        with pytest.raises(EnvSpecError) as told:
+            env.reset(options=yaml.safe_load(wrong))
+        assert_says("reset options of Skirmish", wrong, str(told.value))

@@ -1,5 +1,3 @@
-"""The bots: legal, honest about hidden cards, stronger level by level, and seated as the mix says."""
-
 from __future__ import annotations
 
 from typing import Any

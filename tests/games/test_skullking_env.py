@@ -1,5 +1,3 @@
-"""The Gymnasium environment: both checkers, the same trajectories as the batch, illegal actions, rendering."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Entries of rl_zoo3 as settings: each kind of value, and what is told of those that have no place."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""`fasttrain zoo import`: a file that Hydra takes, what it says, and what it refuses."""
-
 from __future__ import annotations
 
 import importlib.util
