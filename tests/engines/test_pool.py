@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.errors import EnvError
+from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain_engines import pool as pools
 from fasttrain_engines.pool import Pool, Seat, ports_of
 from fasttrain_engines.settings import Recycle
@@ -268,6 +268,14 @@ def test_whatever_a_start_raises_is_told(tmp_path: Path, monkeypatch: pytest.Mon
             await pool.seat(Pig())
 
     pooled(talk, tmp_path, count=1)
+
+
+def test_the_first_that_does_not_come_up_is_told_at_once(tmp_path: Path):
+    async def never(pool: Pool) -> None:
+        raise AssertionError
+
+    with pytest.raises(EnvSpecError, match="(?s)ended with exit code 2; it said:.*--goal"):
+        pooled(never, tmp_path, "--goal", 0)
 
 
 def test_a_connection_too_many_is_refused_and_gives_its_seat_back(tmp_path: Path):
