@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from conftest import RunCommand
 from fasttrain import cli
 from fasttrain.cli import main
 from fasttrain.spec.checks import FLAGS
+from messages import assert_says, wrong_inputs
 
 
 def test_version_help_and_public_names(capsys: pytest.CaptureFixture[str]):
@@ -56,40 +58,11 @@ def test_a_crash_keeps_the_end_of_its_traceback(fasttrain: RunCommand, tmp_path:
     checked.refused("RuntimeError: the board fell (crash.py:6, in step)")
 
 
-DQN = ["algo=dqn", "env.id=CartPole-v1"]
-FOREIGN = (
-    "algo.rollout_size has no effect with algo=dqn (only for maskable_ppo, ppo, recurrent_ppo, maskable_recurrent_ppo, "
-    "a2c, trpo); remove it"
-)
-PROFILES = "profile= is empty; choose from balance, baseline, debug, exact, speed"
-TAU = "algo.tau has no effect with algo=maskable_ppo (only for dqn, qrdqn, sac, td3, ddpg, tqc); remove it"
-CHDIR = (
-    "hydra.job.chdir=true: remove this setting. fasttrain writes into the run's folder anyway, and looks for your "
-    "modules and folders where you typed the command"
-)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
-        (["+tune.sampler=optuna"],
-         "tune.sampler is no setting any more: Optuna's TPE draws the settings; remove it"),
-        (["hydra.job.chdir=true"], CHDIR),
-        (["num_envs=4", ""], "an argument is empty: remove it; perhaps a variable of the shell is empty"),
-        (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
-        (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
-        (["+profile="], PROFILES),
-        (["profile="], PROFILES),
-        ([*DQN, "algo.rollout_size=64"], FOREIGN),
-        ([*DQN, "++algo.rollout_size=64"], FOREIGN),
-        (["algo.tau=1"], TAU),
-        (["algo.gama=1"], "unknown key 'algo.gama'; did you mean 'algo.gamma'?"),
-        (["train", "run=x"], "run=x has no effect with train; to evaluate that run: fasttrain eval run=…"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_line(fasttrain: RunCommand, arguments: list[str], message: str):
-    fasttrain(*arguments).refused(f"error: {message}\n")
+@pytest.mark.parametrize("typed", wrong_inputs("command lines"))
+def test_bad_input_is_one_line(fasttrain: RunCommand, typed: str):
+    done = fasttrain(*shlex.split(typed))
+    done.refused()
+    assert_says("command lines", typed, done.err)
 
 
 @pytest.mark.parametrize("mode", [["num_envs=4"], ["-m", "num_envs=4,8"]])

@@ -1,5 +1,3 @@
-"""constraints.txt: one set of versions that every extra resolves against, alone and together."""
-
 from __future__ import annotations
 
 import json

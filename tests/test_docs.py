@@ -1,5 +1,3 @@
-"""The documentation: it builds, its links lead somewhere, its commands compose, its examples run."""
-
 from __future__ import annotations
 
 import json
@@ -106,14 +104,7 @@ def test_readme_contributing_and_agents_are_short():
 
 
 def test_links_of_the_repository_lead_somewhere():
-    made = {
-        "settings.md",
-        "profiles.md",
-        "benchmark_results.md",
-        "changelog.md",
-        "contributing.md",
-        "security.md",
-    }  # docs/hooks.py
+    made = {"settings.md", "profiles.md", "benchmark_results.md", "changelog.md", "contributing.md", "security.md"}
     links = [(path, link) for path, text in PAGES.items() for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]
     assert len(links) >= 100
     broken = [link for path, link in links if "://" not in link and not (path.parent / link).exists()]

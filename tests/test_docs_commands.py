@@ -35,26 +35,12 @@ ELSEWHERE = {
 }
 # What a command needs that may not be there: a module, or a program.
 NEEDS = {
-    "minigrid": "minigrid",
-    "LunarLander": "Box2D",
-    "tuned=lunarlander": "Box2D",
-    "BipedalWalker": "Box2D",
-    "Hopper": "mujoco",
-    "envpool": "envpool",
-    "env=atari": "ale_py",
-    "pettingzoo": "pettingzoo",
-    "pistonball": "pymunk",
-    "mpe2": "mpe2",
-    "gymnasium_robotics": "gymnasium_robotics",
-    "env=go": "gnugo",
-    "javac": "javac",
-    "onnx": "onnxscript",
-    "mp4": "imageio_ffmpeg",
-    "video": "imageio_ffmpeg",
-    "tensorboard": "tensorboard",
-    "cluster=ray": "ray",
-    "plan-cluster": "ray",
-}
+    "minigrid": "minigrid", "LunarLander": "Box2D", "tuned=lunarlander": "Box2D", "BipedalWalker": "Box2D",
+    "Hopper": "mujoco", "envpool": "envpool", "env=atari": "ale_py", "pettingzoo": "pettingzoo",
+    "pistonball": "pymunk", "mpe2": "mpe2", "gymnasium_robotics": "gymnasium_robotics", "env=go": "gnugo",
+    "javac": "javac", "onnx": "onnxscript", "mp4": "imageio_ffmpeg", "video": "imageio_ffmpeg",
+    "tensorboard": "tensorboard", "cluster=ray": "ray", "plan-cluster": "ray",
+}  # fmt: skip
 TRAIN = "total_timesteps=1000 eval.episodes=4"
 # What is added to a command that it ends soon, by the first pattern that fits. Of a setting that is there twice the
 # last one counts.
@@ -152,14 +138,10 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, counts: dict[str
         if command.reason:
             continue
         done = subprocess.run(
-            ["bash", "-c", f"exec {command.short}"],
-            cwd=tmp_path / command.folder,
+            ["bash", "-c", f"exec {command.short}"], cwd=tmp_path / command.folder,
             env={**os.environ, "PATH": PATH, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-            input="\n" * 500,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+            input="\n" * 500, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
         fine = (0, 3) if "compare" in command.line else (0,)
         if done.returncode not in fine:
             failed.append(f"{command.short}\nexit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")

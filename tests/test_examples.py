@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import stable_baselines3
 from conftest import RunCommand
 from fasttrain.vec.native import NativeVecEnv
 from installed import install
+from messages import assert_says, wrong_inputs
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 CART = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
@@ -32,51 +34,44 @@ def run(fasttrain: RunCommand, tmp_path: Path) -> RunCommand:
     return fasttrain
 
 
-@pytest.fixture
-def runs(run: RunCommand) -> RunCommand:
-    """The same, of what ends well."""
-
-    return lambda *arguments: run(*arguments).ok()
-
-
-def test_a_callback_with_arguments_logs_and_one_of_sb3s_ends_the_training(runs: RunCommand):
+def test_a_callback_with_arguments_logs_and_one_of_sb3s_ends_the_training(run: RunCommand):
     ends = "{callback: 'stable_baselines3.common.callbacks:StopTrainingOnMaxEpisodes', max_episodes: 4}"
     longer = "{callback: 'curriculum:Longer', every: 100}"
-    done = runs(*RUN, "total_timesteps=2048", f"callbacks=[{longer}, {ends}]", "loggers=[csv]")
+    done = run(*RUN, "total_timesteps=2048", f"callbacks=[{longer}, {ends}]", "loggers=[csv]").ok()
     summary = done.json("summary.json")
     assert summary["stopped_by"] == "callback"
     assert summary["env_steps"] < 2048
     assert "curriculum/mean_length" in done.table("progress.csv")[-1]
 
 
-def test_bidding_and_playing_are_two_policies(runs: RunCommand):
-    done = runs(*RUN[:1], "algo=ppo", "vec_env=dummy", *RUN[4:], "env.entry_point=bidding:Bidding",
-                "policies={manager: {decides: bid, batch_size: 64}, worker: {decides: play}}")  # fmt: skip
+def test_bidding_and_playing_are_two_policies(run: RunCommand):
+    done = run(*RUN[:1], "algo=ppo", "vec_env=dummy", *RUN[4:], "env.entry_point=bidding:Bidding",
+               "policies={manager: {decides: bid, batch_size: 64}, worker: {decides: play}}").ok()  # fmt: skip
     told = done.json("summary.json")["policies"]
     assert 4.5 < told["worker"]["decisions"] / told["manager"]["decisions"] < 5.5
 
 
-def test_goals_are_the_memory_of_a_worker_without_one(runs: RunCommand):
-    done = runs("+profile=speed", "algo=ppo", *RUN[5:], "env.entry_point=recall:Recall", "total_timesteps=16000",
-                "seed=1", "algo.rollout_size=1024", "batch_size=128", "algo.learning_rate=0.01", "algo.n_epochs=10",
-                "eval.episodes=30", "policies={manager: {goal_every: 5, goals: 3}, worker: {}}")  # fmt: skip
+def test_goals_are_the_memory_of_a_worker_without_one(run: RunCommand):
+    done = run("+profile=speed", "algo=ppo", *RUN[5:], "env.entry_point=recall:Recall", "total_timesteps=16000",
+               "seed=1", "algo.rollout_size=1024", "batch_size=128", "algo.learning_rate=0.01", "algo.n_epochs=10",
+               "eval.episodes=30", "policies={manager: {goal_every: 5, goals: 3}, worker: {}}").ok()  # fmt: skip
     assert done.json("summary.json")["quality"]["mean_reward"] > 3.5, "without goals 2.33 at best"
 
 
-def test_a_curriculum_makes_the_environments_harder(runs: RunCommand):
+def test_a_curriculum_makes_the_environments_harder(run: RunCommand):
     wanted = ("+profile=balance", "env.entry_point=levels:Corridor", "algo=ppo", "callbacks=[levels:Harder]",
               "eval.env_kwargs.length=16", "total_timesteps=40000", "checkup=off", "fused_update=off", "batch_size=256",
               "algo.rollout_size=2048", "algo.learning_rate=1e-3", "loggers=[csv]", "log_every=1")  # fmt: skip
-    done = runs(*wanted, "report=false", "eval.episodes=2")
+    done = run(*wanted, "report=false", "eval.episodes=2").ok()
     assert float(done.table("progress.csv")[-1]["curriculum/length"]) > 2
     assert done.json("summary.json")["quality"]["mean_length"] in (16.0, 48.0), "evaluated on the longest corridor"
 
 
 @pytest.mark.parametrize("profile", ["balance", "speed"])  # the latter records nothing of its own
-def test_a_logger_gets_sb3s_names_over_env_steps(runs: RunCommand, tmp_path: Path, profile: str):
+def test_a_logger_gets_sb3s_names_over_env_steps(run: RunCommand, tmp_path: Path, profile: str):
     csvs = ["csv"] if profile == "speed" else []
     mine = "{logger: 'json_lines:JsonLines', file: mine.jsonl}"
-    done = runs(f"+profile={profile}", *RUN[1:], f"loggers=[{', '.join([*csvs, mine])}]")
+    done = run(f"+profile={profile}", *RUN[1:], f"loggers=[{', '.join([*csvs, mine])}]").ok()
     rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
     assert len(rows) > 1
     assert rows[-1]["step"] == rows[-1]["time/total_timesteps"] > 0
@@ -84,99 +79,68 @@ def test_a_logger_gets_sb3s_names_over_env_steps(runs: RunCommand, tmp_path: Pat
     assert len(done.table("progress.csv")) > 1 if csvs else not (done.folder / "progress.csv").exists()
 
 
-def test_a_wrapper_and_a_features_extractor_with_arguments_are_trained_and_played(runs: RunCommand):
+def test_a_wrapper_and_a_features_extractor_with_arguments_are_trained_and_played(run: RunCommand):
     extractor = "algo.policy_kwargs.features_extractor"
-    done = runs(*RUN, "env.wrappers=[{wrapper: 'scaled:Scaled', factor: 0.5}]", f"{extractor}_class=residual:Residual",
-                f"{extractor}_kwargs.width=16")  # fmt: skip
+    done = run(*RUN, "env.wrappers=[{wrapper: 'scaled:Scaled', factor: 0.5}]", f"{extractor}_class=residual:Residual",
+               f"{extractor}_kwargs.width=16").ok()  # fmt: skip
     quality = done.json("summary.json")["quality"]
     assert quality["mean_reward"] == pytest.approx(0.5 * quality["mean_length"])
-    runs("eval", f"run={done.folder}", "eval.episodes=2")
+    run("eval", f"run={done.folder}", "eval.episodes=2").ok()
 
 
 A2C = (*(text for text in RUN if not text.startswith(("algo=", "batch_size="))), "algo=a2c")
 GAME = ("+profile=balance", "fused_update=off", "total_timesteps=64")
-CALLBACK = "callbacks: scaled:Scaled must be derived from stable_baselines3.common.callbacks."
-LOGGERS = (
-    "loggers: 'cvs' is none of csv, stdout, mlflow, tensorboard, trackio, wandb, prometheus, nor module:Class; did"
-)
 
 
-@pytest.mark.parametrize(
-    ("base", "typed", "told"),
-    [
-        (
-            CART,
-            ["callbacks=[curriculum:Shorter]"],
-            "callbacks: curriculum:Shorter: module 'curriculum' has no 'Shorter'",
-        ),
-        (CART, ["callbacks=[scaled:Scaled]"], CALLBACK),
-        (CART, ["callbacks=[{every: 3}]"], "callbacks: expected {callback: my.module:Name, …}, got {'every': 3}"),
-        (CART, ["loggers=[cvs]"], LOGGERS),
-        (CART, ["algo.policy=MlpPolic"], "algo.policy=MlpPolic: not one of auto, MlpPolicy"),
-        (CART[:1], ["algo=dqn", "algo.dueling=true", "algo.policy=residual:Residual"], "contradicts algo.dueling=true"),
-        (
-            CART[:1],
-            ["algo=sac", "algo.ent_coef=abc"],
-            "ent_coef=abc: expected a number, auto, or auto_0.1 (auto that starts at 0.1)",
-        ),
-        (CART[:1], ["algo=td3", "algo.policy_delay=0"], "algo.policy_delay=0: must be at least 1"),
-        (CART, ["algo.policy_kwargs.net_arch=[8]"], "net_arch: use algo.net_arch=… instead"),
-        (CART, ["env.wrappers=[{factor: 2}]"], "expected {wrapper: my.module:Name, …}, got {'factor': 2}"),
-        (GAME, ["opponent=opponents:Nobody"], "opponent: opponents:Nobody"),
-        (GAME, ["opponent={opponent: 'opponents:FirstLegal', depth: 3}"], "could not be made with {'depth': 3}"),
-        (GAME, ["opponent=pathlib:Path"], "pathlib:Path must be derived from fasttrain.vec.self_play.Opponent"),
-        (A2C, ["algo.entry_point=fading:Fadng"], "algo.entry_point=fading:Fadng: module 'fading' has no 'Fadng'"),
-        (A2C, ["algo.entry_point=scaled:Scaled"], "needs a class derived from stable_baselines3.A2C, not <class"),
-        (
-            A2C,
-            ["algo.entry_point=fading:FadingA2C", "algo.kwargs.fad=1"],
-            "with algo.kwargs={'fad': 1}: TypeError: A2C.",
-        ),
-        (A2C, ["algo.kwargs.fade=1"], "algo.kwargs={'fade': 1} without algo.entry_point"),
-    ],
-)
-def test_what_is_not_there_is_told_in_one_line(run: RunCommand, base: tuple[str, ...], typed: list[str], told: str):
-    run(*base, *typed).refused(told)
+@pytest.mark.parametrize("typed", wrong_inputs("parts of the user's own"))
+def test_what_is_not_there_is_told_in_one_line(run: RunCommand, typed: str):
+    done = run("+profile=balance", "num_envs=2", "fused_update=off", "total_timesteps=64", *shlex.split(typed))
+    done.refused()
+    assert_says("parts of the user's own", typed, re.sub(r" \(/\S+fading.py:.*", "", done.err))
 
 
-def test_an_opponent_with_arguments_decides_for_the_other_side(runs: RunCommand, tmp_path: Path):
+def test_a_wrapper_without_a_name_is_told(run: RunCommand):
+    run(*CART, "env.wrappers=[{factor: 2}]").refused("expected {wrapper: my.module:Name, …}, got {'factor': 2}")
+
+
+def test_an_opponent_with_arguments_decides_for_the_other_side(run: RunCommand, tmp_path: Path):
     (tmp_path / "counting.py").write_text(
         "import pathlib, opponents\nclass Counting(opponents.FirstLegal):\n"
         "    def episode_over(self, env, info):\n"
         "        with pathlib.Path('episodes.txt').open('a') as f:\n            f.write(f'{env} {self.errs}\\n')\n"
     )
-    done = runs(*GAME, "total_timesteps=1024", "num_envs=8", "algo.rollout_size=512", "batch_size=256", "report=false",
-                "eval.episodes=2", "live=off", "algo.net_arch=[16]", "checkup=off",
-                "opponent={opponent: 'counting:Counting', errs: 0.25}")  # fmt: skip
+    done = run(*GAME, "total_timesteps=1024", "num_envs=8", "algo.rollout_size=512", "batch_size=256", "report=false",
+               "eval.episodes=2", "live=off", "algo.net_arch=[16]", "checkup=off",
+               "opponent={opponent: 'counting:Counting', errs: 0.25}").ok()  # fmt: skip
     seen = (tmp_path / "episodes.txt").read_text().split("\n")[:-1]
     assert len(seen) >= 4
     assert {line.split()[1] for line in seen} == {"0.25"}
     assert done.json("summary.json")["quality"]["episodes"] == 2
 
 
-def test_an_algorithm_of_ones_own_trains_is_timed_plays_and_resumes(runs: RunCommand):
+def test_an_algorithm_of_ones_own_trains_is_timed_plays_and_resumes(run: RunCommand):
     mine = ("algo.entry_point=fading:FadingA2C", "algo.kwargs.fade=2", "algo.ent_coef=0.1")
-    done = runs(*A2C, *mine, "loggers=[csv]", "checkpoint_every=256")
+    done = run(*A2C, *mine, "loggers=[csv]", "checkpoint_every=256").ok()
     last = done.table("progress.csv")[-1]
     left = 1 - float(last["time/total_timesteps"]) / 512
     assert float(last["train/ent_coef"]) == pytest.approx(0.1 * left**2), "squared, as fade=2 says"
     assert done.json("summary.json")["perf"]["optim_ms"] > 0, "derived classes are timed as SB3's are"
-    runs("eval", f"run={done.folder}", "eval.episodes=2")
-    runs("eval", f"run={done.folder}", "eval.episodes=2", "--trust")
-    runs("resume", f"run={done.folder}", "total_timesteps=1024")
+    run("eval", f"run={done.folder}", "eval.episodes=2").ok()
+    run("eval", f"run={done.folder}", "eval.episodes=2", "--trust").ok()
+    run("resume", f"run={done.folder}", "total_timesteps=1024").ok()
 
 
 @pytest.mark.parametrize("settings", ["+profile=speed", "engine=fast"])
-def test_a_loss_term_of_ones_own_is_computed_logged_and_never_left_out(runs, tmp_path, monkeypatch, settings):
+def test_a_loss_term_of_ones_own_is_computed_logged_and_never_left_out(run, tmp_path, monkeypatch, settings):
     stable_baselines3.PPO("MlpPolicy", "CartPole-v1", seed=1, device="cpu").save(tmp_path / "other.zip")
     monkeypatch.setenv("REFERENCE", str(tmp_path / "other.zip"))
     asked = (text for text in RUN[1:] if text != "fused_update=off")
-    done = runs(settings, *asked, "loggers=[csv]", "algo.entry_point=near_reference:NearReference")
+    done = run(settings, *asked, "loggers=[csv]", "algo.entry_point=near_reference:NearReference").ok()
     assert float(done.table("progress.csv")[-1]["train/reference_kl"]) > 0
     assert ("NearReference.loss is overridden" in done.out) == (settings == "+profile=speed")
 
 
-def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(runs, tmp_path, monkeypatch):
+def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     from tictactoe import TicTacToe, TicTacToeEnv
 
@@ -192,7 +156,8 @@ def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(runs, tmp_pat
         if over:
             alone = single.slots.observations[0].copy()
     few = ("total_timesteps=12288", "algo.rollout_size=1024", "batch_size=128", "eval.episodes=0", "live=off")
-    done = runs("+profile=speed", "env.game=tictactoe:GAME", "num_envs=32", *few, "fused_update=off", "report=false")
+    off = ("fused_update=off", "report=false")
+    done = run("+profile=speed", "env.game=tictactoe:GAME", "num_envs=32", *few, *off).ok()
     won = [row["is_win"].lower() in ("1", "true") for row in done.table("episodes.csv")]
     assert np.mean(won[-500:]) > np.mean(won[:500]) + 0.15
 

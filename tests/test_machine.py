@@ -1,5 +1,3 @@
-"""What this machine offers."""
-
 from __future__ import annotations
 
 import os

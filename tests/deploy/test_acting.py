@@ -6,31 +6,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import sb3_contrib
 import torch
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import DQN, PPO
-from stable_baselines3.common.vec_env import DummyVecEnv
+from test_export import masked, model_of
 
 from fasttrain.algos.dqn import DQN as FastDQN  # noqa: N811 - a class named like a constant
 from fasttrain.algos.q_networks import BranchingDQNPolicy
 from fasttrain_deploy.acting import ActingPath, Choice, best_choices, largest_difference, random_inputs
 from plain_env import PlainEnv
-from toys import RandomEnv, ToyGymEnv
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
-MASKED = spaces.MultiDiscrete([2, 3])
-
-
-def masked() -> Any:
-    env = DummyVecEnv([lambda: ToyGymEnv(0)])
-    return sb3_contrib.MaskablePPO("MlpPolicy", env, n_steps=2, batch_size=2, seed=1, device="cpu")
-
-
-def model_of(kind: Any, observation: spaces.Space[Any], action: spaces.Space[Any]) -> Any:
-    env = DummyVecEnv([lambda: RandomEnv(observation, action)])
-    return kind("MlpPolicy", env, seed=1, device="cpu")
 
 
 def run(acting: ActingPath, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +61,10 @@ def test_a_wrong_output_is_seen():
 
 @pytest.mark.parametrize("action", [spaces.Box(-0.1, 0.1, (2,)), spaces.MultiBinary(3), spaces.MultiDiscrete([2, 3])])
 def test_actions_are_predicts(action: spaces.Space[Any]):
-    masked = sb3_contrib.MaskablePPO("MlpPolicy", DummyVecEnv([lambda: RandomEnv(BOX, MASKED)]), device="cpu")
-    masks = random_inputs(ActingPath(masked, BOX, None), 500, seed=0)["action_masks"]
+    masks = random_inputs(ActingPath(masked(spaces.MultiDiscrete([2, 3])), BOX, None), 500, seed=0)["action_masks"]
     assert masks[:, :2].any(axis=1).all()
     assert masks[:, 2:].any(axis=1).all(), "every sub-action has a choice"
-    model = model_of(PPO, BOX, action)
+    model = model_of(PPO, "MlpPolicy", BOX, action)
     model.policy.action_net.weight.data *= 100  # actions that differ, and means beyond the bounds of the Box
     acting = ActingPath(model, BOX, None)
     inputs = random_inputs(acting, 50, seed=0)

@@ -109,7 +109,7 @@ def test_the_command(fasttrain: RunCommand):
     trained = fasttrain(
         "+profile=speed", "env.entry_point=toys:ToyGymEnv", "env.kwargs.index=0", "algo=maskable_recurrent_ppo",
         "algo.lstm_hidden_size=16", "num_envs=2", "total_timesteps=128", "algo.rollout_size=64", "batch_size=32",
-        "algo.n_epochs=1", "eval.episodes=2", "vec_env=dummy", "env.normalize=[obs]",
+        "algo.n_epochs=1", "eval.episodes=2", "vec_env=dummy", "env.normalize=[obs]", "fused_update=off", "checkup=off",
     ).ok()  # fmt: skip
     done = fasttrain("export", f"run={trained.folder}", "format=torchscript").ok()
     assert "action_masks bool (batch, 8), episode_starts bool (batch), pi_h float32 (batch, 1, 16)" in done.out

@@ -21,6 +21,7 @@ from fasttrain.algos.recurrent import MaskableRecurrentPPO
 from fasttrain.native import GameSpec
 from fasttrain.spec.plain import to_dict
 from fasttrain_games.skullking.env import SkullKingEnv
+from messages import assert_says, wrong_inputs
 from plain_env import PlainEnv
 
 FAST = "play.speed=100000"
@@ -38,14 +39,10 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 SKULL = ("env.kwargs.num_players=3",)
 ARGUMENTS = {
-    "skull": SKULL,
-    "skull_dqn": (*SKULL, "algo=dqn", "engine=fast"),
-    "lake": LAKE,
-    "lake_lstm": (*LAKE[:-1], "algo=recurrent_ppo"),
-    "skull_lstm": (*SKULL, "algo=maskable_recurrent_ppo"),
-    "pole": ("env.id=CartPole-v1", "algo=ppo"),
-    "duel": (f"env.game={__name__}:GAME",),
-}
+    "skull": SKULL, "skull_dqn": (*SKULL, "algo=dqn", "engine=fast"), "lake": LAKE,
+    "lake_lstm": (*LAKE[:-1], "algo=recurrent_ppo"), "skull_lstm": (*SKULL, "algo=maskable_recurrent_ppo"),
+    "pole": ("env.id=CartPole-v1", "algo=ppo"), "duel": (f"env.game={__name__}:GAME",),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -177,27 +174,13 @@ def test_leaving_is_no_error(shown: Callable[..., str], keys: str) -> None:
     assert out.endswith(STOPPED)
 
 
-@pytest.mark.parametrize(
-    ("run", "arguments", "message"),
-    [
-        ("", [], "play needs run=FOLDER"),
-        ("", ["run=nowhere"], "run=nowhere: no plan.json there; name the folder of a finished run"),
-        ("", ["run=nowhere", "play.speed=-1"], "play.speed=-1.0: must be at least 0"),
-        ("", ["run=nowhere", "play.sped=1"], "unknown key 'play.sped'; did you mean 'play.speed'"),
-        ("", ["run=nowhere", "num_envs=3"], "play.… and --trust only: num_envs would do nothing"),
-        ("skull", ["model=best"], "no best_model.zip there; the run was made without eval_every"),
-        ("skull", ["opponent=hart"], "unknown opponent 'hart', did you mean 'hard'"),
-        ("skull", ["opponent=hard", "play.human=true"], "opponent=hard contradicts play.human=true"),
-        ("lake", ["play.human=true"], "env FrozenLake-v1 has no opponents that the agent could play"),
-        ("pole", [], "draws itself only as human, rgb_array, but play shows text: use output=game.mp4 for a video"),
-    ],
-)
-def test_bad_input_is_one_line(
-    runs: Callable[..., Path], fasttrain: RunCommand, run: str, arguments: list[str], message: str
-) -> None:
-    done = fasttrain("play", *([f"run={runs(run)}"] if run else []), *arguments)
-    done.refused(message)
-    assert done.err.count("\n") == 1
+@pytest.mark.parametrize("typed", wrong_inputs("play"))
+def test_bad_input_is_one_line(runs: Callable[..., Path], fasttrain: RunCommand, typed: str) -> None:
+    """`run=NAME`: one of ARGUMENTS."""
+    words = [f"run={runs(word[4:])}" if word[4:] in ARGUMENTS else word for word in typed.split()]
+    done = fasttrain("play", *words)
+    done.refused()
+    assert_says("play", typed, re.sub(r"/\S+/runs\d+/", "", done.err))
 
 
 def test_a_run_without_model_and_stacked_frames(

@@ -1,5 +1,3 @@
-"""What `env.backend=daemons` tells the plan."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

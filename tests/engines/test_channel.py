@@ -1,5 +1,3 @@
-"""A channel over a real connection: what is asked is answered, in time and by its own answer, or it is closed."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""One engine's process: its command, address, log and end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -17,8 +15,7 @@ import psutil
 import pytest
 
 from fasttrain.errors import EnvSpecError
-from fasttrain_engines import daemon as daemons
-from fasttrain_engines.daemon import Daemon, check_jvm_flags, free_port, rotate, spawn
+from fasttrain_engines.daemon import Daemon, free_port, rotate, spawn
 from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.wire import GameLostError
 from pig_games import Pig, ports, said, settings, until
@@ -156,13 +153,6 @@ def test_the_start_has_a_deadline_and_the_message_the_logs_last_lines(made: Any,
     assert "line 11" not in str(lost.value)
 
 
-def test_an_engine_that_greets_without_end_is_not_waited_for(made: Any):
-    code = 'import sys, time\nwhile True: print(\'{"type":"note"}\', flush=True); time.sleep(0.01)'
-    daemon = made(plain(*python(code), timeouts_s=Timeouts(start=0.5)))
-    with pytest.raises(GameLostError, match="no greeting within"):
-        asyncio.run(daemon.start(Pig()))
-
-
 def test_a_log_is_moved_aside_and_goes_on(tmp_path: Path):
     log = tmp_path / "daemon-00.log"
     with open(log, "ab", buffering=0) as writer:
@@ -230,14 +220,3 @@ def test_time_with_open_requests_is_counted_once(made: Any):
         assert daemon.busy_ns >= before + 10_000_000
     daemon.ends_waiting()
     assert daemon.busy_ns <= time.perf_counter_ns() - began
-
-
-def test_flags_that_java_refuses_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    java = tmp_path / "java"
-    java.write_text('#!/bin/sh\ncase "$*" in *{*|*-XX:+New*) echo "Unrecognized VM option \'New\'"; exit 1; esac\n')
-    java.chmod(0o755)
-    check_jvm_flags(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:Cores={threads}")))
-    with pytest.raises(EnvSpecError, match=r"daemons\.jvm_flags: .*java does not start with -XX:\+New: Unrecognized"):
-        check_jvm_flags(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:+New")))
-    monkeypatch.setattr(daemons, "refused_flags", pytest.fail)
-    check_jvm_flags(DaemonsConfig(command=("engine",)))

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fasttrain_engines.daemon import place_after_java, refused_flags
+from fasttrain.errors import EnvSpecError
+from fasttrain_engines import daemon
+from fasttrain_engines.daemon import check_jvm_flags, place_after_java, refused_flags
+from fasttrain_engines.settings import DaemonsConfig
 
 
 @pytest.fixture
 def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Refuses -XX:No and -XX:A together with -XX:B."""
+    """Refuses -XX:No, -XX:A together with -XX:B, and placeholders."""
     script = tmp_path / "java"
     script.write_text(
-        '#!/bin/sh\ncase "$*" in\n *-XX:No*) echo "Unrecognized VM option No"; exit 1;;\n'
+        '#!/bin/sh\ncase "$*" in\n *-XX:No*|*{*) echo "Unrecognized VM option No"; exit 1;;\n'
         ' *-XX:A*-XX:B*) echo "Conflicting options" >&2; exit 1;;\n *-XX:Mute*) exit 3;;\nesac\n'
     )
     script.chmod(0o755)
@@ -30,6 +33,14 @@ def test_each_refused_flag_is_named(java: str):
     assert refused_flags(java, ["-XX:Mute"]) == {"-XX:Mute": "exit code 3"}
     assert refused_flags(java, ["-XX:Yes"]) == {}
     assert refused_flags("/nowhere/java", []) == {}
+
+
+def test_flags_that_java_refuses_are_named(java: str, monkeypatch: pytest.MonkeyPatch):
+    check_jvm_flags(DaemonsConfig(command=(java, "Engine"), jvm_flags=("-Xss1m", "-XX:Cores={threads}")))
+    with pytest.raises(EnvSpecError, match=r"daemons\.jvm_flags: java does not start with -XX:No: Unrecognized VM opt"):
+        check_jvm_flags(DaemonsConfig(command=(java, "Engine"), jvm_flags=("-Xss1m", "-XX:No")))
+    monkeypatch.setattr(daemon, "refused_flags", pytest.fail)
+    check_jvm_flags(DaemonsConfig(command=("engine",)))
 
 
 def test_flags_come_behind_the_program():

@@ -165,15 +165,15 @@ def test_a_greeting_may_fail_in_whatever_way_and_has_one_deadline():
     run(greet(Asks(), None, 1.0))
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, 1e39, -(10**400), "1", None, [1.0], {}])
-def test_a_reward_that_is_no_number_loses_the_game(reward: Any):
-    for outcome in (Decision(0, reward=reward), Over(0, reward=reward)):
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [*(("reward", one) for one in (math.nan, math.inf, 1e39, -(10**400), "1", None, [1.0], {})),
+     *(("engine_ms", one) for one in (math.nan, math.inf, -1.0, "5", [1], 10**400))],
+)  # fmt: skip
+def test_a_reward_or_time_that_is_no_number_loses_the_game(name: str, wrong: Any):
+    for kind in (Decision, Over):
+        outcome = kind(0, **{name: wrong})
         assert cause(lambda outcome=outcome: check_outcome(outcome)) == "bad decision"
-
-
-@pytest.mark.parametrize("took_ms", [math.nan, math.inf, -1.0, "5", [1], 10**400])
-def test_a_time_that_is_none_loses_the_game(took_ms: Any):
-    assert cause(lambda: check_outcome(Decision(0, engine_ms=took_ms))) == "bad decision"
 
 
 @pytest.mark.parametrize(

@@ -159,12 +159,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 def test_a_game_ends_and_the_next_begins_in_the_same_step(stage: Make):
     one = stage(
-        Decision([1], [0]),
-        Decision([2], [1, 2], 0.5),
-        Over([3], 1.0, info={"is_win": True}),
-        Decision([4]),
+        Decision([1], [0]), Decision([2], [1, 2], 0.5), Over([3], 1.0, info={"is_win": True}), Decision([4]),
         Over([5], 0.5, truncated=True),
-    )
+    )  # fmt: skip
     first, middle, end, cut = one.play(0, 2, 0)
     assert first[:3] == (READY, 1.0, [True, False, False])
     assert middle == (STEP, 2.0, [False, True, True], 0.5, False, False, False)

@@ -1,5 +1,3 @@
-"""The process that plays: what it is given, what it says of itself, and which classes it takes."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
 
 import pig_games
@@ -16,6 +15,7 @@ from fasttrain.errors import EnvSpecError
 from fasttrain_engines.game_row import STEP
 from fasttrain_engines.games_worker import GamesSettings, Worker, made
 from fasttrain_engines.settings import Timeouts
+from messages import assert_says, wrong_inputs
 
 
 def given(entry_point: str, kwargs: dict[str, Any], folder: str = ".", rows: int = 1, **changed: Any) -> GamesSettings:
@@ -29,21 +29,12 @@ def test_a_game_has_the_runs_deadline():
     assert game.read({"type": "note"}) is None
 
 
-@pytest.mark.parametrize(
-    ("entry_point", "kwargs", "says"),
-    [
-        ("pig:Nothing", {}, "Nothing"),
-        ("pig:np", {}, "pig:np is no RequestEngine or DecisionServer"),
-        ("collections:Counter", {}, "derive it from one"),
-        ("pig:Pig", {"codec": "jason"}, "'jason' is none of text, json"),
-        ("pig:Pig", {"framing": "line"}, "'line' is none of lines"),
-        ("pig:Pig", {"sides": 6}, r"could not be made with env.kwargs=\{'sides': 6\}: TypeError"),
-        ("fasttrain_engines:DecisionServer", {}, "TypeError"),
-    ],
-)
-def test_classes_that_are_no_games(entry_point: str, kwargs: dict[str, Any], says: str):
-    with pytest.raises(EnvSpecError, match=says):
-        made(given(entry_point, kwargs))
+@pytest.mark.parametrize("wrong", wrong_inputs("classes of games with engines"))
+def test_classes_that_are_no_games(wrong: str):
+    entry_point, _, kwargs = wrong.partition(" ")
+    with pytest.raises(EnvSpecError) as told:
+        made(given(entry_point, yaml.safe_load(kwargs)))
+    assert_says("classes of games with engines", wrong, str(told.value))
 
 
 def test_a_game_without_spaces_of_a_fixed_shape_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fasttrain_engines.game import Decision, Over, row_of
 from fasttrain_engines.go import Go, Replies
 from fasttrain_engines.wire import GameLostError
+from messages import assert_says, wrong_inputs
 
 EVERYWHERE = " ".join(f"{letter}{number}" for number in (5, 4, 3, 2, 1) for letter in "ABCDE")
 POINTS = [*EVERYWHERE.split(), "PASS"]
@@ -217,15 +219,8 @@ def test_what_is_seen_of_a_board():
     assert found == [set(), {"A1"}, {"C3", "D2"}, set(), {"E2"}, {"B4", "B3"}, {"B3"}]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"size": 4}, {"size": 20}, {"size": "five"}, {"level": 0}, {"level": 11}, {"level": 1.5}, {"colour": "red"}],
-)
-def test_wrong_settings_are_told(wrong: dict[str, Any]):
-    with pytest.raises(ValueError, match="a size from 5 to 19, a level from 1 to 10, and colour=both, black or white"):
-        Go(**wrong)
-    with pytest.raises(ValueError, match="komi=much is no number"):
-        Go(komi="much")
-    for other in ({"errs": -0.1}, {"errs": 2.0}, {"most_moves": 0}):
-        with pytest.raises(ValueError, match="expected a share from 0 to 1, and at least one move"):
-            Go(size=9, **other)
+@pytest.mark.parametrize("wrong", wrong_inputs("arguments of Go"))
+def test_wrong_settings_are_told(wrong: str):
+    with pytest.raises(ValueError, match="expected|is no number") as told:
+        Go(**yaml.safe_load(wrong))
+    assert_says("arguments of Go", wrong, str(told.value))

@@ -25,13 +25,9 @@ LOST = GameLostError("closed", "the engine closed the connection")
 
 
 def pooled(
-    talk: Callable[[Pool], Awaitable[Any]],
-    folder: Path,
-    *arguments: Any,
-    per_daemon: int = 2,
-    said: Any = None,
+    talk: Callable[[Pool], Awaitable[Any]], folder: Path, *arguments: Any, per_daemon: int = 2, said: Any = None,
     **changed: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """What `talk` returns; afterwards nothing may be left."""
 
     async def run() -> Any:

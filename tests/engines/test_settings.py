@@ -1,63 +1,33 @@
-"""Rules about engines: each message names the key and a way out."""
-
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.backends import check_backend
 from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
+from messages import assert_says, wrong_inputs
 
 COMMAND = ("engine", "--port", "{port}")
+BEGIN = ("env.backend=daemons", "env.entry_point=m:G", "daemons.command=[engine,--port,'{port}']", "num_envs=4")
 
 
-def config(backend: str = "daemons", num_envs: int = 4, entry: Any = "m:G", **changed: Any) -> Any:
-    daemons = DaemonsConfig(**{"command": COMMAND, **changed})
-    env = SimpleNamespace(backend=backend, entry_point=entry)
-    return SimpleNamespace(daemons=daemons, env=env, opponent=None, num_envs=4)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (config("gymnasium"), "daemons.command is for games with external engines"),
-        (config(entry=None), "needs env.entry_point=my_game:MyGame"),
-        (config(command=()), "needs daemons.command="),
-        (config(ports="80"), "daemons.ports=80: expected two ports"),
-        (config(ports="2000-1999"), "expected two ports"),
-        (config(ports="2000-70000"), "expected two ports"),
-        (config(ports="many"), "expected two ports"),
-        (config(count=1, games_per_daemon=2), "2 places for num_envs=4 games"),
-        (config(ports="2000-2001", count=3), "has too few ports: give one for each daemon"),
-        (config(command=("engine",)), "use daemons.games_per_daemon=1"),
-        (config(jvm_flags=("-Xmx1g",)), "daemons.jvm_flags is for a command that begins with java"),
-    ],
-)
-def test_contradictions_are_named(given: Any, message: str):
+@pytest.mark.parametrize("overrides", wrong_inputs("settings of engines that contradict each other"))
+def test_contradictions_are_named(overrides: str):
     with pytest.raises(ConfigError) as found:
-        check_backend(given)
-    assert message in str(found.value)
+        configured(*BEGIN, *overrides.split())
+    assert_says("settings of engines that contradict each other", overrides, str(found.value))
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        config(), config(ports=2000, count=1), config(command=("engine",), games_per_daemon=1),
-        config(command=("/opt/bin/java", "E", "{port}"), jvm_flags=("-Xmx1g",)),
-        config(command=("engine", "{socket}")),
-    ],
+    "overrides",
+    ["", "daemons.ports=2000 daemons.count=1", "daemons.command=[engine] daemons.games_per_daemon=1",
+     "daemons.command=[/opt/bin/java,E,'{port}'] daemons.jvm_flags=[-Xmx1g]", "daemons.command=[engine,'{socket}']",
+     "env.backend=gymnasium daemons.command=[]"],
 )  # fmt: skip
-def test_what_fits_together_passes(given: Any):
-    check_backend(given)
-
-
-def test_nothing_is_said_of_engines_where_there_are_none():
-    plain = config("gymnasium")
-    plain.daemons = DaemonsConfig()
-    check_backend(plain)
+def test_what_fits_together_passes(overrides: str):
+    configured(*BEGIN, *overrides.split())
 
 
 @pytest.mark.parametrize(

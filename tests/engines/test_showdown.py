@@ -1,5 +1,3 @@
-"""Messages of the Node program, recorded in a battle, as decisions."""
-
 from __future__ import annotations
 
 import asyncio
@@ -10,32 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from test_game import Fake as Recorded
 
 from fasttrain_engines.game import Decision, Over, Refused, mask_of, row_of
 from fasttrain_engines.showdown import ACTIONS, SIZE, Showdown
 from fasttrain_engines.wire import GameLostError
+from messages import assert_says, wrong_inputs
 
 TRAFFIC = (Path(__file__).parent / "recorded" / "showdown.jsonl").read_text().splitlines()
 CAME = [json.loads(line[2:]) for line in TRAFFIC if line.startswith("< ")]
 HELLO, FIRST, BEFORE, REFUSED, AFTER, OVER = CAME
-
-
-class Recorded:
-    """The program's side of a channel: each message that comes is answered by the next one recorded."""
-
-    def __init__(self, *replies: Any) -> None:
-        self.replies, self.sent = [*replies], list[Any]()
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    async def receive(self, timeout_s: float) -> Any:
-        if not self.replies:
-            raise GameLostError("timeout", "nothing more")
-        return self.replies.pop(0)
-
-    def unread(self) -> list[Any]:
-        return []
 
 
 def begun(game: Showdown, channel: Any, seed: int = 3) -> Any:
@@ -148,14 +131,8 @@ def test_another_program_is_told_apart():
         asyncio.run(Showdown().hello(Recorded({**HELLO, "size": 12})))
 
 
-@pytest.mark.parametrize("wrong", [{"generation": 6}, {"generation": 0}, {"opponent": "clever"}])
-def test_wrong_settings_are_told(wrong: dict[str, Any]):
-    ((name, value),) = wrong.items()
-    with pytest.raises(ValueError, match=f"{name}={value} is none of"):
-        Showdown(**wrong)
-
-
-@pytest.mark.parametrize("wrong", ["much", None, float("nan"), float("inf"), True, [1.0]])
-def test_shaping_that_is_no_finite_number_is_told(wrong: Any):
-    with pytest.raises(ValueError, match="^shaping=.* is no finite number$"):
-        Showdown(shaping=wrong)
+@pytest.mark.parametrize("wrong", wrong_inputs("arguments of Showdown"))
+def test_wrong_settings_are_told(wrong: str):
+    with pytest.raises(ValueError, match="is no") as told:
+        Showdown(**yaml.safe_load(wrong))
+    assert_says("arguments of Showdown", wrong, str(told.value))

@@ -1,5 +1,3 @@
-"""Figures of games with engines, against numpy and numbers worked out by hand."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The Gymnasium environments of Skirmish, kernels and plain: checkers, one trajectory, rendering, bad arguments."""
-
 from __future__ import annotations
 
 import importlib
@@ -10,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import yaml
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
@@ -22,6 +21,7 @@ from fasttrain_games.skirmish.env import SkirmishEnv
 from fasttrain_games.skirmish.options import make_options
 from fasttrain_games.skirmish.words import action_in_words, choice_in_words, move_in_words, target_in_words
 from fasttrain_games.skullking.env import SkullKingEnv
+from messages import assert_says, wrong_inputs
 from reference.skirmish_python.env import SkirmishPythonEnv
 
 
@@ -148,33 +148,14 @@ def test_render() -> None:
         SkirmishEnv(render_mode="human")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_illegal": "ignore"}, "on_illegal='ignore': choose 'replace' or 'raise'"),
-        ({"action_mode": "unit"}, "action_mode='unit': choose heads or units"),
-        ({"opponent": "greed"}, "opponent='greed': choose random, greedy, planner, self; did you mean 'greedy'"),
-        ({"opponent": {"greedy": -1}}, "opponent: the weight of 'greedy' is -1, not a number >= 0"),
-        ({"opponent": {"greedy": 0}}, "at least one weight must be above 0"),
-        ({"opponent": 3}, "opponent=3: give one of random, greedy, planner, self"),
-        ({"opponent": "self", "roster": "duel"}, "roster has 1 units, enemy_roster 3; self-play needs equal"),
-        ({"mission": "only_wars"}, "mission='only_wars': no such file; did you mean 'only_war'"),
-        ({"mission": []}, "mission: give 1 to 8 missions, got 0"),
-        ({"mission": [7]}, "mission=7: give a name"),
-        ({"roster": "patrols"}, "roster='patrols': no such file; did you mean 'patrol'"),
-        ({"enemy_roster": ["patrol"]}, "enemy_roster=\\['patrol'\\]: give the name of a shipped roster"),
-        ({"rounds": 0}, "rounds=0: choose a whole number from 1 to 20"),
-        ({"width": 63}, "width=63: choose a whole number from 8 to 62"),
-        ({"height": 30.0}, "height=30.0: choose a whole number from 8 to 96"),
-        ({"cache": 1}, "cache=1: choose on or off"),
-        ({"reward_vp": "much"}, "reward_vp='much': choose a finite number"),
-        ({"reward_win": float("nan")}, "reward_win=nan: choose a finite number"),
-        ({"secondary_every": 0}, "secondary_every=0: choose a whole number from 1 to 10000"),
-    ],
-)
-def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SkirmishEnv(**options)
+@pytest.mark.parametrize("arguments", wrong_inputs("arguments of SkirmishEnv"))
+def test_bad_arguments_are_named(arguments: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        SkirmishEnv(**yaml.safe_load(arguments))
+    assert_says("arguments of SkirmishEnv", arguments, str(told.value))
+
+
+def test_an_argument_that_is_none_is_named() -> None:
     with pytest.raises(TypeError, match="unexpected argument 'reward_dammage'; did you mean 'reward_damage'"):
         SkirmishEnv(reward_dammage=1.0)
 
@@ -205,41 +186,16 @@ def test_rosters_and_missions_of_ones_own(tmp_path: Path) -> None:
     assert env.action_space.nvec.tolist() == [25, 4, 5, 1]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("models: 3", "models: 0", r"roster: .*mine.yaml: unit 1 \(scouts\): models=0: choose .* from 1 to 30"),
-        ("wounds: 1,", "", r"unit 1 \(scouts\): missing key 'wounds'"),
-        ("wounds: 1", "wound: 1", r"unit 1 \(scouts\): unknown key 'wound'; did you mean 'wounds'"),
-        ("invulnerable: 0", "invulnerable: 1", r"invulnerable=1: choose 0 \(none\) or 2 to 6"),
-        ("range: 12", "range: far", r"unit 1 \(scouts\): ranged: range='far': choose a whole number from 1 to 100"),
-        ("melee: {", "melee: {range: 1, ", "melee: unknown key 'range'"),
-        ("name: scouts", "name: 3", "name must be a text, got 3"),
-        ("units:", "unit:", "mine.yaml: unknown key 'unit'; did you mean 'units'"),
-        (UNIT, "units: []", "mine.yaml: units must be a list of 1 to 8, got 0"),
-        (UNIT, "units: [3]", "unit 1 must be a mapping, got 3"),
-        (UNIT, "- 3", "mine.yaml must hold a mapping"),
-        (UNIT, "units: [", "mine.yaml is no YAML"),
-        ("board: [20, 20]", "board: [20]", r"mission: .*own.yaml: board: \[20\] is not a list of 2 numbers"),
-        ("board: [20, 20]", "board: [0, 20]", r"board=\[0, 20\]: give width and height in inches"),
-        ("board: [20, 20]\n", "", "own.yaml: missing key 'board'"),
-        ("markers", "marker", "own.yaml: unknown key 'marker'; did you mean 'markers'"),
-        ("[[10, 10]]", "[[10, 21]]", r"markers: \[10, 21\] is not on the board of \[20, 20\] inches"),
-        ("[[10, 10]]", "[]", "markers: 0 including copies turned by 180°; give 1 to 6"),
-        ("[[10, 10]]", "ten", "markers must be a list, got 'ten'"),
-        ("[4, 8, 3, 2]", "[4, 8, 30, 2]", r"terrain: \[4, 8, 30, 2\] is not on the board"),
-        ("[4, 8, 3, 2]", "[0, 0, 20, 4]", "no free cell for unit 1 of roster in its strip of the deployment zone"),
-        ("rows: 4", "rows: 10", "deployment_rows=10 leave no row between the two zones on height=20"),
-        ("rows: 4", "rows: none", "deployment_rows='none': choose a whole number of at least 1"),
-    ],
-)
-def test_a_wrong_roster_or_mission_names_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
-    key, name, content = ("roster", "mine", UNIT) if old in UNIT else ("mission", "own", MISSION)
+@pytest.mark.parametrize("changed", wrong_inputs("rosters and missions of Skirmish"))
+def test_a_wrong_roster_or_mission_names_file_and_key(tmp_path: Path, changed: str) -> None:
+    """`changed`: a part of the file -> what stands there instead; or all of the file."""
+    old, _, new = changed.partition(" -> ")
+    key, name, content = ("mission", "own", MISSION) if old in MISSION else ("roster", "mine", UNIT)
     path = tmp_path / f"{name}.yaml"
-    assert old in content
-    path.write_text(content.replace(old, new))
-    with pytest.raises(ConfigError, match=message):
+    path.write_text(content.replace(old, new) if old in content else old)
+    with pytest.raises(ConfigError) as told:
         make_options(**{key: str(path)}, width=20, height=20)
+    assert_says("rosters and missions of Skirmish", changed, str(told.value).replace(f"{tmp_path}/", ""))
 
 
 def test_moves_and_targets():
@@ -309,11 +265,7 @@ def test_reset_options_choose_mission_length_and_opponent_of_the_next_game_alone
     env.reset()
     assert env.peek()["level"] == 1, "greedy again"
     assert max(played()["turn"] for _ in range(5)) == 3, "whole games again"
-    for wrong, told in (
-        ({"size": 3}, "no reset option 'size': it takes mission, rounds, opponent"),
-        ({"mission": "peace"}, "mission=peace: choose one of env.kwargs.mission: only_war, take_and_hold"),
-        ({"rounds": 4}, "rounds=4: expected 1 to 3"),
-        ({"opponent": "self"}, "a task cannot have opponent=self"),
-    ):
-        with pytest.raises(EnvSpecError, match=told):
-            env.reset(options=wrong)
+    for wrong in wrong_inputs("reset options of Skirmish"):
+        with pytest.raises(EnvSpecError) as told:
+            env.reset(options=yaml.safe_load(wrong))
+        assert_says("reset options of Skirmish", wrong, str(told.value))

@@ -121,9 +121,6 @@ def test_step_listed_touches_the_listed_games_alone() -> None:
                 np.testing.assert_array_equal(slots.observations[i], rows[0][i])
                 np.testing.assert_array_equal(slots.action_masks[i], rows[1][i])
                 assert slots.rewards[i] == 7.0
-    for wrong in ([0, 0], [6], [-1]):
-        with pytest.raises(EnvError, match="step_listed takes games 0 to 5, each once"):
-            game.step_listed(wrong)
     game.step_listed([])
 
 
@@ -153,29 +150,6 @@ def test_the_opponents_view_is_the_learners_in_its_place() -> None:
     assert not turned.game.opponents_turn.any()
     np.testing.assert_allclose(views[0][0], views[1][0], atol=1e-7)
     np.testing.assert_array_equal(views[0][1], views[1][1])
-
-
-def test_rewards_add_up_to_the_outcome() -> None:
-    game, slots = bound(4, reward_damage=0.5, reward_progress=0.25, secondary_every=7, reward_debug=True)
-    game.reset(np.arange(4), list(range(4)))
-    rng = np.random.default_rng(4)
-    totals, decisions, ended = np.zeros(4), np.zeros(4, int), 0
-    for _ in range(100):
-        draw_all(game, slots, rng)
-        game.step()
-        totals += slots.rewards
-        decisions += 1
-        for index in np.flatnonzero(slots.terminations):
-            info, terms = game.episode_info(index), game.episode_info(index)["reward_terms"]
-            full = sum(sheet.health for sheet in game.options.rosters[0])
-            assert terms["vp"] == pytest.approx(0.1 * info["vp_diff"])
-            assert terms["win"] == (1 if info["is_win"] else 0 if info["is_draw"] else -1)
-            assert terms["damage"] == pytest.approx(0.5 * (info["model_health"] - info["player_health"]))
-            assert full >= info["model_health"]
-            assert totals[index] == pytest.approx(sum(terms.values()), abs=1e-4)
-            assert decisions[index] == 15
-            totals[index], decisions[index], ended = 0, 0, ended + 1
-    assert ended >= 20
 
 
 def test_opponents_can_be_changed_for_some() -> None:

@@ -1,5 +1,3 @@
-"""The bots: legal, honest about hidden cards, stronger level by level, and seated as the mix says."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -58,7 +56,7 @@ def test_hard_beats_medium_with_few_and_many_players(num_players: int, fair: flo
 
 
 def test_no_bot_looks_at_hidden_cards() -> None:
-    """With other hands swapped, the deck shuffled and nothing else changed, every level decides the same."""
+    """With other hands, other bids before they are shown, and another deck, every level decides the same."""
     game, slots = make(200, 4)
     rng = np.random.default_rng(0)
     differing_hands = 0
@@ -72,6 +70,7 @@ def test_no_bot_looks_at_hidden_cards() -> None:
             for name in ("hand_numbers", "hand_specials"):
                 # Hand sizes differ between seats during a trick; what is swapped here is unseen either way.
                 swapped[name][:, 1:4] = swapped[name][:, [2, 3, 1]]
+            swapped["bids"][swapped["phase"] == state.BIDDING] ^= 1
             swapped["deck"] = rng.permuted(swapped["deck"], axis=1)
             assert np.array_equal(game.bot_actions(level), plain), level
             differing_hands += int((swapped["hand_numbers"] != records["hand_numbers"]).any(axis=1).sum())
@@ -79,17 +78,6 @@ def test_no_bot_looks_at_hidden_cards() -> None:
         slots.actions[:] = game.bot_actions("medium")
         game.step()
     assert differing_hands > 20_000
-
-
-def test_bids_before_the_reveal_are_not_read() -> None:
-    game, _ = make(300, 4)
-    records = game.records.copy()
-    for level in LEVEL_NAMES:
-        game.records = records.copy()
-        plain = game.bot_actions(level)
-        game.records = records.copy()
-        game.records["bids"] = 1 - game.records["bids"]
-        assert np.array_equal(game.bot_actions(level), plain)
 
 
 def hold(
@@ -121,16 +109,11 @@ def hold(
 @pytest.mark.parametrize(
     ("level", "hand", "low", "high"),
     [
-        ("hard", [56, 57, 58], 0, 0),
-        ("hard", [0, 14, 28, 56, 57], 0, 0),
-        ("hard", [55, 61, 67], 2, 3),
-        ("hard", [54, 55, 61, 62, 63, 67, 0, 14], 5, 7),
-        ("medium", [56, 57, 58], 0, 0),
-        ("medium", [55, 61, 67], 2, 3),
-        ("easy", [56, 57, 58, 0], 0, 1),
-        ("easy", [61, 62, 67, 68], 3, 4),
+        ("hard", [56, 57, 58], 0, 0), ("hard", [0, 14, 28, 56, 57], 0, 0), ("hard", [55, 61, 67], 2, 3),
+        ("hard", [54, 55, 61, 62, 63, 67, 0, 14], 5, 7), ("medium", [56, 57, 58], 0, 0),
+        ("medium", [55, 61, 67], 2, 3), ("easy", [56, 57, 58, 0], 0, 1), ("easy", [61, 62, 67, 68], 3, 4),
     ],
-)
+)  # fmt: skip
 def test_bids_follow_the_hand(level: str, hand: list[int], low: int, high: int) -> None:
     game, _ = make(1)
     hold(game, hand)
@@ -227,8 +210,6 @@ def test_names() -> None:
     for bad in ("rule_based_random", "", "Hard", "_easy"):
         with pytest.raises(ConfigError, match="unknown opponent"):
             level_of(bad)
-    with pytest.raises(ConfigError, match="did you mean 'hard'"):
-        make(1)[0].set_opponents("hardd")
 
 
 def test_cumulative_mix_leaves_no_gap() -> None:

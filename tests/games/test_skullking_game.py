@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError
@@ -15,6 +16,7 @@ from fasttrain_games.skullking import kernels, state
 from fasttrain_games.skullking.game import GameView, SkullKingGame
 from fasttrain_games.skullking.observation import describe_observation, observation_width
 from fasttrain_kernels.threads import new_team
+from messages import assert_says, wrong_inputs
 from reference import skull_king as reference
 
 
@@ -452,27 +454,11 @@ def test_nothing_is_played_before_reset() -> None:
         game.bot_actions("easy")
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_envs": 0}, "num_envs=0"),
-        ({"num_envs": 1, "num_players": 9}, "num_players=9"),
-        ({"num_envs": 1, "num_players": 1}, "2 to 8 players"),
-        ({"num_envs": 1, "opponents": "mediun"}, "unknown opponent 'mediun', did you mean 'medium'"),
-        ({"num_envs": 1, "opponents": "xyz"}, "Choices: random, easy, medium, hard"),
-        ({"num_envs": 1, "opponents": ["easy", "hard"]}, "names 2 bots, but num_players=4 has 3"),
-        ({"num_envs": 1, "opponents": {"easy": -1}}, "weight of 'easy' is -1"),
-        ({"num_envs": 1, "opponents": {"easy": float("nan")}}, "weight of 'easy'"),
-        ({"num_envs": 1, "opponents": {"easy": 0}}, "at least one weight"),
-        ({"num_envs": 1, "opponents": {}}, "at least one weight"),
-        ({"num_envs": 1, "opponents": 3}, "neither a name"),
-        ({"num_envs": 1, "reward_win": float("inf")}, "finite"),
-        ({"num_envs": 1, "card_memory": "off"}, "card_memory='off': choose true or false"),
-    ],
-)
-def test_bad_settings_are_named(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SkullKingGame(**kwargs)
+@pytest.mark.parametrize("arguments", wrong_inputs("arguments of SkullKingGame"))
+def test_bad_settings_are_named(arguments: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        SkullKingGame(**{"num_envs": 1, **yaml.safe_load(arguments)})
+    assert_says("arguments of SkullKingGame", arguments, str(told.value))
 
 
 @pytest.mark.parametrize("num_players", [2, 4, 8])

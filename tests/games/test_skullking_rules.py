@@ -63,19 +63,6 @@ KRA, WHA = 70, 71
 LOOT, LOOT2 = 72, 73
 
 
-def test_card_ids_are_those_of_the_rules_page() -> None:
-    assert (y(1), y(14), g(1), g(14), p(1), p(14), b(1), b(14)) == (0, 13, 14, 27, 28, 41, 42, 55)
-    kinds = [rules.KIND_NAMES[kind] for kind in rules.KIND]
-    assert kinds[:56] == ["number"] * 56
-    assert kinds[56:61] == ["escape"] * 5
-    assert kinds[61:66] == ["pirate"] * 5
-    last = "escape skull_king mermaid mermaid kraken white_whale loot loot pirate"
-    assert kinds[66:75] == last.split()
-    assert rules.NUM_ACTIONS == 86
-    assert rules.FIRST_PLAY_ACTION + rules.TIGRESS == 77
-    assert rules.FIRST_PLAY_ACTION + rules.TIGRESS_PIRATE == 85
-
-
 # (cards, Tigress as Pirate, winner, next leader, bonus)
 TRICKS = {
     # 5 numbers
@@ -169,19 +156,6 @@ def test_trick(case: str) -> None:
 )
 def test_legal_cards(hand: list[int], trick: list[int], as_pirate: bool, legal: list[int]) -> None:
     assert legal_cards(hand, trick, as_pirate) == legal
-
-
-@pytest.mark.parametrize(
-    ("bid", "won", "round_number", "score"),
-    [(1, 1, 4, 20), (3, 3, 4, 60), (1, 3, 4, -20), (3, 1, 4, -20), (0, 0, 7, 70), (0, 7, 7, -70), (0, 0, 10, 100)],
-)
-def test_score_of_a_bid(bid: int, won: int, round_number: int, score: int) -> None:
-    assert rules.score_of_bid(bid, won, round_number) == score
-
-
-def test_cards_dealt() -> None:
-    assert [rules.cards_dealt(r, 4) for r in range(1, 11)] == list(range(1, 11))
-    assert [rules.cards_dealt(r, 8) for r in range(1, 11)] == [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
 
 
 def test_the_bots_table_of_what_beats_a_number_is_the_rules() -> None:

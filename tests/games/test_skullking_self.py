@@ -59,23 +59,6 @@ def test_an_opponent_sees_what_the_learner_would_see_in_its_place(num_players: i
     assert others > 8 * 60 * (num_players - 1)
 
 
-def test_bids_are_hidden_until_all_are_made() -> None:
-    """The learner's bid, and those of seats before, change nothing of what a seat sees when it bids."""
-    views = []
-    for bids in ((0, 0, 0), (1, 1, 1), (0, 1, 0)):
-        game, slots = make(4, 4, opponents="self")
-        reset(game, 3)
-        seen = []
-        for bid in bids:
-            slots.actions[:] = bid
-            game.step()
-            seen.append(np.array(slots.observations))
-        assert game.opponents_turn.all()  # seat 3 is to bid
-        views.append(seen)
-    for seen in views[1:]:
-        assert np.array_equal(seen, views[0])
-
-
 def answer(game: SkullKingGame, slots: Slots, level: str) -> tuple[np.ndarray, np.ndarray]:
     """Let a bot decide for the seats of "self" until every learner must decide; rewards and ends since its decision."""
     rewards, ended = slots.rewards.copy(), slots.terminations.copy()

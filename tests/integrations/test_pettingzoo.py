@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -10,27 +11,17 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import yaml
 
 import nimble
 from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain_integrations.pettingzoo import Rows, Seat
+from messages import assert_says, wrong_inputs
 
 
 def legal(env: Seat) -> int:
     return int(np.flatnonzero(env.action_masks())[0])
-
-
-def test_a_game_begins_with_the_options_of_its_task(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    done = fasttrain(
-        "+profile=speed", "env.backend=pettingzoo", "env.id=nimble", "algo=maskable_ppo", "num_envs=4", "checkup=off",
-        "algo.rollout_size=128", "batch_size=64", "total_timesteps=512", "eval.episodes=2", "fused_update=off",
-        "curriculum.tasks={few: {stones: 4}, many: {stones: 40}}", "report=false",
-    ).ok()  # fmt: skip
-    rows = done.table("episodes.csv")
-    few, many = ([int(row["length"]) for row in rows if row["task"] == task] for task in ("few", "many"))
-    assert max(few) <= 2 < max(many)
 
 
 @pytest.mark.parametrize("told", ["observation", "info"])
@@ -154,19 +145,12 @@ def test_a_game_that_is_over_before_the_learner_decided_is_dealt_anew():
     assert env.aec.left == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ({"game": "no_such_game"}, "env.id=no_such_game: no module named"),
-        ({"game": "json"}, "the module has neither env"),
-        ({"game": "nimble", "opponents": "strong"}, "env.kwargs.opponents='strong' is none of random, self"),
-        ({"game": "nimble", "seat": "pink"}, "env.kwargs.seat='pink' is none of red, green, blue"),
-        ({"game": "nimble", "colour": 1}, "could not be made with"),
-    ],
-)
-def test_what_cannot_be_played_is_told(arguments: dict[str, Any], told: str):
-    with pytest.raises(EnvSpecError, match=told):
-        Seat(**arguments)
+@pytest.mark.parametrize("arguments", wrong_inputs("games of PettingZoo"))
+def test_what_cannot_be_played_is_told(arguments: str):
+    with pytest.raises(EnvSpecError) as told:
+        Seat(**yaml.safe_load(arguments))
+    said = str(told.value).replace(f"in {Path.cwd()} ", "in HERE ")
+    assert_says("games of PettingZoo", arguments, re.sub(r" \(\S+nimble.py:.*", "", said))
 
 
 @pytest.fixture
@@ -240,11 +224,11 @@ def test_the_backend_is_the_env_with_opponents_that_can_be_chosen():
     assert config.env.spec.eval_opponent == "random"
 
 
-def test_it_is_learned_from_the_command_line(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_it_is_learned_from_the_command_line(fasttrain: RunCommand):
     done = fasttrain(
         "+profile=balance", "env.backend=pettingzoo", "env.id=nimble", "opponent=self", "total_timesteps=128",
         "eval.episodes=4", "num_envs=2", "workers=0", "algo.n_epochs=1", "algo.rollout_size=64", "batch_size=64",
+        "fused_update=off", "checkup=off",
     ).ok()  # fmt: skip
     quality = done.json("summary.json")["quality"]
     assert quality["win_rate"] is not None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sb3_contrib
-import stable_baselines3
 import torch
 from gymnasium import spaces
 
@@ -18,6 +16,7 @@ from fasttrain import PPO, MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.vector import GymVecEnv
 from fasttrain_integrations.pettingzoo import Rows
+from messages import assert_says, wrong_inputs
 
 GAMMA, LAMBDA, STEPS = 0.9, 0.8, 60
 TICTACTOE = "pettingzoo.classic.tictactoe_v3"
@@ -186,10 +185,9 @@ def test_masks_in_infos_are_of_the_seat_to_move_and_a_look_is_legal():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("game", ["nimble", TICTACTOE])
-def test_it_is_learned_from_the_command_line(game: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+def test_it_is_learned_from_the_command_line(game: str, fasttrain: RunCommand):
     if game == TICTACTOE:
         pytest.importorskip("pettingzoo", reason="pettingzoo is not installed")
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     loss = ("env.kwargs.loss=1.0",) if game == "nimble" else ()
     typed = ("env.backend=pettingzoo", f"env.id={game}", "env.kwargs.sharing=true", "num_envs=6", *loss)
     assert configured(*typed).env.entry_point == "fasttrain_integrations.pettingzoo:Rows"
@@ -241,13 +239,6 @@ def test_nothing_is_learned_of_rest():
     assert decisions < 6 * len(env.venv.copies[0].acted)
 
 
-def test_masks_from_infos():
-    env = made(3, "herd", masked=True)
-    assert env.masked
-    MaskablePPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1, seed=0).learn(48)
-    assert all(all(acted.values()) for acted in env.venv.copies[0].acted)
-
-
 def test_rows_that_do_not_fit_are_told_and_one_row_is_a_look():
     with pytest.raises(EnvSpecError, match="3 agents, each a row: num_envs=8 is no multiple of that; use num_envs=6"):
         Rows(8, "herd")
@@ -260,8 +251,7 @@ def test_rows_that_do_not_fit_are_told_and_one_row_is_a_look():
         Rows(3, "json")
 
 
-def test_sharing_is_learned_from_the_command_line(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_sharing_is_learned_from_the_command_line(fasttrain: RunCommand):
     typed = ("env.backend=pettingzoo", "env.id=herd", "env.kwargs.sharing=true", "algo=ppo", "num_envs=6")
     config = configured(*typed)
     assert (config.env.backend, config.env.entry_point) == ("vector", "fasttrain_integrations.pettingzoo:Rows")
@@ -302,18 +292,12 @@ def test_rows_of_seats_with_different_spaces_are_padded():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("more", "good"), [(("algo=ppo",), 2.0), (("algo=maskable_ppo", "env.kwargs.masked=true"), 4.0)]
-)
-def test_seats_with_different_spaces_have_policies_of_their_own(
-    more: tuple[str, ...], good: float, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    done = fasttrain(*CHASE, "env.id=chase", TWO, "total_timesteps=6000", "algo.learning_rate=0.01", *more).ok()
-    assert done.json("summary.json")["quality"]["mean_reward"] >= good
-    kind = stable_baselines3.PPO if more == ("algo=ppo",) else sb3_contrib.MaskablePPO
+def test_seats_with_different_spaces_have_policies_of_their_own(fasttrain: RunCommand):
+    masked = ("algo=maskable_ppo", "env.kwargs.masked=true")
+    done = fasttrain(*CHASE, "env.id=chase", TWO, "total_timesteps=6000", "algo.learning_rate=0.01", *masked).ok()
+    assert done.json("summary.json")["quality"]["mean_reward"] >= 4.0
     for name, size in (("hounds", 3), ("hare", 5)):
-        model = kind.load(done.folder / f"{name}.zip")
+        model = sb3_contrib.MaskablePPO.load(done.folder / f"{name}.zip")
         assert (model.observation_space, model.action_space) == (
             spaces.Box(0.0, 1.0, (size,), np.float32), spaces.Discrete(size)
         )  # fmt: skip
@@ -321,34 +305,14 @@ def test_seats_with_different_spaces_have_policies_of_their_own(
     assert told["hounds"]["decisions"] == 2 * told["hare"]["decisions"]
 
 
-@pytest.mark.parametrize(
-    ("policies", "message"),
-    [
-        (
-            "{a: {decides: hound_0}, b: {decides: hare}}",
-            "policies decide for hound_0, hare; the game has the agents hound_0",
-        ),
-        (
-            "{a: {decides: [hound_0, hare]}, b: {decides: hound_1}}",
-            "policies.a: the seats for which it decides have diff",
-        ),
-        (
-            "{a: {decides: [hound_0, hound_1], observation: ['0:4']}, b: {decides: hare}}",
-            "policies.a.observation: there is no column 3; there are 0 to 2",
-        ),
-        ("{}", "seats differ in their observation_space; one policy plays all seats"),
-    ],
-)
-def test_policies_that_do_not_fit_the_seats_are_refused(
-    policies: str, message: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+@pytest.mark.parametrize("policies", wrong_inputs("policies of seats that differ"))
+def test_policies_that_do_not_fit_the_seats_are_refused(policies: str, fasttrain: RunCommand):
     done = fasttrain(*CHASE, "env.id=chase", "algo=ppo", f"policies={policies}", "total_timesteps=384")
-    assert (done.exit_code, message in done.err) == (2, True), done.err
+    done.refused()
+    assert_says("policies of seats that differ", policies, done.err)
 
 
-def test_seats_that_decide_in_turn_have_policies_too(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def test_seats_that_decide_in_turn_have_policies_too(fasttrain: RunCommand):
     two = "policies={first: {decides: [red, blue]}, second: {decides: green}}"
     done = fasttrain(*CHASE, "algo=maskable_ppo", "env.id=nimble", two, "total_timesteps=768").ok()
     told = done.json("summary.json")["policies"]

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain_integrations.zoo import read_yaml, zoo_run
+from messages import assert_says, wrong_inputs
 
 PPO_ENTRY = {"n_envs": 2, "n_steps": 64, "batch_size": 32, "n_epochs": 1, "n_timesteps": 256.0, "policy": "MlpPolicy",
              "policy_kwargs": "dict(net_arch=[16])", "learning_rate": "lin_0.001"}  # fmt: skip
@@ -105,26 +106,29 @@ def test_a_package_that_registers_the_env_is_named(tmp_path: Path):
     assert found.config.env.id == "my_game:CartPole-v1"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "told"),
-    [
-        ("args", "!!python/object/apply:os.system ['touch pwned']", "args.yml: cannot be read as YAML"),
-        ("config", "!!python/name:os.system", "config.yml: cannot be read as YAML"),
-        ("config", "[" * 3_000, "config.yml: cannot be read as YAML"),
-        ("config", "- 1\n", "config.yml is no YAML file of rl_zoo3"),
-        ("config", "a: 1\n" * 300_000, "config.yml is no YAML file of rl_zoo3"),
-        ("config", "n_timesteps: 1\nn_steps: x\npolicy: MlpPolicy\n", "algo.n_steps=x: expected a whole number"),
-        ("args", "algo: ppo\nenv: [1]\n", "args.yml names no env"),
-        ("args", "algo: her\nenv: CartPole-v1\n", "--algo her: not one of a2c"),
-        ("config", "policy: MlpPolicy\nn_timesteps: 1\nnormalize: true\nframe_stack: 4\n",
-         "fasttrain can only normalise the stack"),
-    ],
-)  # fmt: skip
-def test_what_is_no_run_is_told_in_one_line(fasttrain: RunCommand, tmp_path: Path, name: str, text: str, told: str):
+@pytest.mark.parametrize("changed", wrong_inputs("folders of rl_zoo3"))
+def test_what_is_no_run_is_told_in_one_line(fasttrain: RunCommand, tmp_path: Path, changed: str):
+    """`changed`: the name of a file, and what is in it."""
     folder = lay_out(tmp_path / "x", trained(), PPO_ENTRY, "ppo")
-    (folder / "CartPole-v1" / f"{name}.yml").write_text(text)
-    fasttrain("eval", f"run={folder}").refused(told)
+    name, _, text = changed.partition(": ")
+    (folder / "CartPole-v1" / name).write_text(text)
+    done = fasttrain("eval", f"run={folder}")
+    done.refused()
+    assert_says("folders of rl_zoo3", changed, done.err.replace(f"{tmp_path}/", ""))
     assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[" * 3_000, "config.yml: cannot be read as YAML"),
+        ("a: 1\n" * 300_000, "config.yml is no YAML file of rl_zoo3"),
+    ],
+)
+def test_deep_and_long_files_are_told_in_one_line(fasttrain: RunCommand, tmp_path: Path, text: str, told: str):
+    folder = lay_out(tmp_path / "x", trained(), PPO_ENTRY, "ppo")
+    (folder / "CartPole-v1" / "config.yml").write_text(text)
+    fasttrain("eval", f"run={folder}").refused(told)
 
 
 def test_a_file_that_names_its_own_parts_again_and_again_is_refused(tmp_path: Path):

@@ -1,5 +1,3 @@
-"""`fasttrain zoo import`: a file that Hydra takes, what it says, and what it refuses."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -13,6 +11,7 @@ from conftest import RunCommand
 from fasttrain.cli import main
 from fasttrain_integrations.zoo import read_yaml
 from fasttrain_integrations.zoo.entries import algorithm, configuration, taken
+from messages import assert_says, wrong_inputs
 
 ENTRY = """
 default: &d
@@ -88,26 +87,17 @@ def test_atari_games_have_one_entry(capfd: pytest.CaptureFixture[str]):
     assert (code, "no entry CartPole-v1, and none called default; it has atari" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("import", "no.yml", "--env", "A"), "--algo no: not one of"),
-        (("import", "no.yml", "--env", "A", "--algo", "ppo"), "no.yml: No such file or directory; name a YAML file"),
-        (("import", "ppo.yml", "--env", "A", "--algo", "poo"), "--algo poo: not one of"),
-        (("import", "ppo.yml"), "zoo: the following arguments are required: --env; the command is fasttrain zoo imp"),
-        (("export", "ppo.yml", "--env", "A"), "invalid choice: 'export'"),
-        ((), "zoo: the following arguments are required"),
-        (("import", "ppo.yml", "--env", "A", "--output", "x.yaml"), "expected conf/profile/NAME.yaml"),
-        (("import", "nothing", "--env", "A", "--algo", "ppo"), "zoo import nothing: no such file; name a FILE.yml"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(
-    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], error: str
-):
-    code, out, err = told(capfd, *arguments)
+@pytest.mark.parametrize("typed", wrong_inputs("zoo"))
+def test_wrong_input_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str], typed: str):
+    code, out, err = told(capfd, *typed.split())
     assert (code, out) == (2, "")
-    assert error in err
-    assert err.count("\n") == 1
+    assert_says("zoo", typed, err)
+
+
+def test_another_verb_and_a_file_that_is_not_there(capfd: pytest.CaptureFixture[str]):
+    assert "invalid choice: 'export'" in told(capfd, "export", "ppo.yml", "--env", "A")[2]
+    nothing = told(capfd, "import", "nothing", "--env", "A", "--algo", "ppo")
+    assert (nothing[0], "zoo import nothing: no such file; name a FILE.yml" in nothing[2]) == (2, True)
 
 
 def test_a_value_that_cannot_be_names_file_and_entry(capfd: pytest.CaptureFixture[str]):

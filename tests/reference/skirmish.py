@@ -22,14 +22,9 @@ from reference.skirmish_python.env import SkirmishPythonEnv
 from reference.skirmish_python.units import squared_distance
 
 FLAGS = {
-    "advanced": state.ADVANCED,
-    "fell_back": state.FELL_BACK,
-    "charged": state.CHARGED,
-    "shocked": state.SHOCKED,
-    "overwatch": state.OVERWATCHING,
-    "smokescreen": state.SMOKED,
-    "bravery": state.BRAVE,
-}
+    "advanced": state.ADVANCED, "fell_back": state.FELL_BACK, "charged": state.CHARGED, "shocked": state.SHOCKED,
+    "overwatch": state.OVERWATCHING, "smokescreen": state.SMOKED, "bravery": state.BRAVE,
+}  # fmt: skip
 SAME_NAMES = ("level", "first", "round", "phase", "active", "cp", "vp", "reroll")
 
 

@@ -36,11 +36,7 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(
-        self,
-        render_mode: str | None = None,
-        on_illegal: str = "replace",
-        action_mode: str = "heads",
-        **options: Any,
+        self, render_mode: str | None = None, on_illegal: str = "replace", action_mode: str = "heads", **options: Any
     ) -> None:
         self.render_mode = check_render_mode(render_mode)
         if on_illegal not in ("replace", "raise"):
@@ -154,18 +150,12 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
         lead = battle.vp[0] - battle.vp[1]
         outcome = self._outcome()
         return {
-            "winner": ("player", "draw", "model")[outcome + 1],
-            "is_win": outcome > 0,
-            "is_draw": outcome == 0,
-            "model_vp": battle.vp[0],
-            "player_vp": battle.vp[1],
-            "vp_diff": lead,
+            "winner": ("player", "draw", "model")[outcome + 1], "is_win": outcome > 0, "is_draw": outcome == 0,
+            "model_vp": battle.vp[0], "player_vp": battle.vp[1], "vp_diff": lead,
             "end_reason": "wipeout_self" if not model_health else "turn_limit" if player_health else "wipeout_enemy",
-            "turn": battle.round,
-            "model_health": model_health,
-            "player_health": player_health,
+            "turn": battle.round, "model_health": model_health, "player_health": player_health,
             "mission": battle.mission.name,
-        }
+        }  # fmt: skip
 
     def render(self) -> Any:
         """The board as text ("ansi"; after the end below a line about it) or as a picture (H, W, 3) uint8."""
@@ -189,16 +179,11 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
         """What there is to draw."""
         battle = self.battle
         return BoardView(
-            mission=battle.mission,
-            round=battle.round,
-            rounds=self._options.rounds,
-            phase=battle.phase,
-            active=battle.active,
-            vp=(battle.vp[0], battle.vp[1]),
-            cp=(battle.cp[0], battle.cp[1]),
+            mission=battle.mission, round=battle.round, rounds=self._options.rounds, phase=battle.phase,
+            active=battle.active, vp=(battle.vp[0], battle.vp[1]), cp=(battle.cp[0], battle.cp[1]),
             units=[[(unit.x, unit.y, unit.health) for unit in side] for side in battle.units],
             sheets=self._options.rosters,
-        )
+        )  # fmt: skip
 
     def _outcome(self) -> int:
         """1 the learner won, -1 it lost, 0 a draw."""
