@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from accelerated import filled, masked_model, one_step, toy_dqn
+from accelerated import Careful, Conservative, WithTerm, filled, masked_model, one_step, toy_dqn, toy_sac
 from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.ppo import PPO
 from fasttrain.algos.step import TorchStep, clip_gradients, faster_adam, gradient_norm, micro_batches, step_clipped
 from fasttrain.buffers.rollout import RolloutBatch
+from fasttrain.errors import ConfigError
 
 
 def parameters(seed: int) -> list[nn.Parameter]:
@@ -212,3 +214,67 @@ def test_the_first_gradient_that_is_not_finite_is_blamed():
     _, done = one_step(model)
     assert done.blamed == "the gradient of parameter value_net.bias"
     assert done.skipped == 1
+
+
+def ppo(kind: Any = PPO) -> Any:
+    return kind("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=1, seed=0, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model", "own"),
+    [(lambda: ppo(WithTerm), {"far"}), (lambda: toy_dqn(Conservative), {"td_loss", "cql_loss"}),
+     (lambda: toy_dqn(Conservative, prioritized={}), {"td_loss", "cql_loss"}),
+     (lambda: toy_sac(Careful), {"critic_loss", "cql_loss", "actor_loss", "bc_loss", "ent_coef_loss", "ent_coef"})],
+    ids=["ppo", "dqn", "prioritized", "sac"],
+)  # fmt: skip
+def test_every_term_is_logged_beside_the_sum(model: Any, own: set[str]):
+    logged = model().learn(64).logger.name_to_value
+    assert {f"train/{name}" for name in own} <= {*logged}
+    assert all(logged[f"train/{name}"] > 0 for name in own & {"far", "bc_loss"})
+    if "td_loss" in own:
+        assert logged["train/cql_loss"] > 0
+        assert logged["train/loss"] == pytest.approx(logged["train/td_loss"] + logged["train/cql_loss"], rel=1e-6)
+        assert not {"train/td_loss", "train/cql_loss"} & set(toy_dqn().learn(64).logger.name_to_value)
+
+
+@pytest.mark.parametrize(("make", "sizes"), [(ppo, ()), (toy_dqn, (4, 16))])
+def test_a_term_of_some_minibatches_is_averaged_over_these(make: Any, sizes: tuple[int, ...]):
+    model, calls = make().learn(64), list[None]()
+
+    def loss(batch: Any, evaluated: Any) -> dict[str, torch.Tensor]:
+        calls.append(None)
+        terms = {"own": evaluated[0].square().mean()}
+        return terms if len(calls) % 2 else terms | {"rare": 0.0 * terms["own"] + len(calls)}
+
+    model.loss = loss
+    model.train(*sizes)
+    assert (len(calls), model.logger.name_to_value["train/rare"]) == (4, 3.0)
+
+
+NONE, TAKEN = "not a dict of named scalar tensors", "that name is taken"
+ACTOR, CRITIC = (toy_sac, "actor_loss"), (toy_sac, "critic_loss")
+
+
+@pytest.mark.parametrize(
+    ("make", "seam", "terms", "told"),
+    [
+        (ppo, "loss", lambda value: {"far": value.expand(32, 2)}, r"the term 'far': it is a tensor of shape \(32, 2\)"),
+        (ppo, "loss", lambda value: {"far": 0.5}, "the term 'far': it is float, not a scalar tensor"),
+        (ppo, "loss", lambda value: {"approx_kl": value}, f"the term 'approx_kl': {TAKEN}"),
+        (toy_dqn, "loss", lambda value: value, rf"tensor\(.*, {NONE}"),
+        (toy_dqn, "loss", lambda value: {}, f"{{}}, {NONE}"),
+        (toy_dqn, "loss", lambda value: {"td_loss": value, "own": torch.ones(3)}, r"the term 'own': .* shape \(3,\)"),
+        (toy_dqn, "loss", lambda value: {"loss": value}, f"the term 'loss': {TAKEN}"),
+        (toy_dqn, "loss", lambda value: {"own": value.detach()}, "terms without a gradient"),
+        (*CRITIC, lambda value: {}, f"{{}}, {NONE}"),
+        (*CRITIC, lambda value: {"actor_loss": value}, f"the term 'actor_loss': {TAKEN}"),
+        (*CRITIC, lambda value: {"own": value.detach()}, "terms without a gradient"),
+        (*ACTOR, lambda value: {"critic_loss": value}, f"the term 'critic_loss': {TAKEN}"),
+        (*ACTOR, lambda value: {"ent_coef": value}, f"the term 'ent_coef': {TAKEN}"),
+    ],
+)
+def test_terms_that_cannot_be_minimised_are_told(make: Any, seam: str, terms: Any, told: str):
+    model = make().learn(64)
+    setattr(model, seam, lambda batch, evaluated: terms(evaluated[0].mean()))
+    with pytest.raises(ConfigError, match=rf"{type(model).__name__}\.{seam} returned {told}"):
+        model.train(*() if make is ppo else (1, 16))
