@@ -13,7 +13,6 @@ import sb3_contrib
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO as STOCK_PPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -180,8 +179,6 @@ def test_features_of_keys_are_joined_in_the_order_of_sb3():
     seen = {key: np.stack([KEYED[key].sample() for _ in range(5)]) for key in ("hand", "a", "z")}
     features = policy.extract_features({key: torch.from_numpy(seen[key]) for key in KEYED})
     assert (features.numpy() == flat_rows(seen, tuple(KEYED))).all()
-    model = made(CASES["keys"], "kernels").learn(64)
-    assert (model.engine.kind, model.engine.gradient_updates) == ("kernels", 8)
 
 
 def test_actions_are_drawn_from_the_policys_gaussian():
@@ -294,25 +291,6 @@ def test_a_second_rollout_is_not_made_of_the_first(kind: Any):
         np.random.seed(1)
         model.train()
     torch.testing.assert_close(weights(fused), weights(eager), rtol=0, atol=1e-4)
-
-
-def test_what_a_callback_writes_into_the_observations_is_learned_from():
-    class Halves(BaseCallback):
-        def _on_rollout_end(self) -> None:
-            self.model.rollout_buffer.observations[:, ::2] *= 0.5
-
-        def _on_step(self) -> bool:
-            return True
-
-    plain, changed = (made(engine="kernels").learn(128, callback=callback) for callback in (None, Halves()))
-    assert not torch.equal(weights(plain), weights(changed))
-
-
-def test_an_option_that_is_set_between_rollout_and_update_is_obeyed():  # by torch: kernels compute a plain Adam
-    model = made(engine="kernels").learn(64)
-    model.policy.optimizer.param_groups[0]["weight_decay"] = 0.1
-    model.train()
-    assert "weight_decay" in model.engine.unsupported_reason
 
 
 def test_an_update_that_is_not_finite_leaves_the_weights_alone():

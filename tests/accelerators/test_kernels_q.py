@@ -12,6 +12,7 @@ from gymnasium import spaces
 from stable_baselines3.dqn.policies import DQNPolicy
 
 from accelerated import toy_dqn, weights
+from fasttrain.accelerators import kernels_recurrent
 from fasttrain.accelerators.kernels_q import KernelQEngine, kernel_calls
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, TorchQEngine
@@ -176,6 +177,8 @@ def test_torchs_faster_adams_write_to_the_right_places(how: str):
 def test_listing_the_kernels_draws_nothing():
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     assert [call.name for call in kernel_calls()] == ["act_rows", "train_updates"]
+    names = ["act_rows", "compress", "train_epoch", "follow"]
+    assert [call.name for call in kernels_recurrent.kernel_calls()] == names
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
 

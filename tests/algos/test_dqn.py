@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import stable_baselines3
-import torch
 from gymnasium import spaces
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from accelerated import DQN_SETTINGS as SETTINGS
-from accelerated import toy_dqn
+from accelerated import Conservative, toy_dqn
 from fasttrain.batch import FinishedEpisode
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -213,11 +212,6 @@ class OwnStorage(ReplayStorage):
     """One of the user's own, of ours."""
 
 
-class OwnLoss(fasttrain.DQN):
-    def loss(self, batch: Any, evaluated: Any) -> dict[str, torch.Tensor]:
-        return super().loss(batch, evaluated)
-
-
 FOREIGN = "with replay_buffer_class=Foreign: SB3's own update"
 
 
@@ -228,36 +222,13 @@ FOREIGN = "with replay_buffer_class=Foreign: SB3's own update"
         (fasttrain.DQN, Foreign, {"double_q": True}, FOREIGN),
         (fasttrain.DQN, Foreign, {"loss": "mse"}, FOREIGN),
         (fasttrain.DQN, Foreign, {"prioritized": {}}, FOREIGN),
-        (OwnLoss, Foreign, {}, "OwnLoss.loss is overridden with replay_buffer_class=Foreign"),
-        (
-            fasttrain.DQN,
-            OwnStorage,
-            {"prioritized": {}},
-            "prioritized with a OwnStorage, which draws transitions in its own way",
-        ),
+        (Conservative, Foreign, {}, "Conservative.loss is overridden with replay_buffer_class=Foreign"),
+        (fasttrain.DQN, OwnStorage, {"prioritized": {}}, "prioritized with a OwnStorage, which draws transitions in"),
     ],
 )
 def test_a_buffer_does_not_silently_drop_what_was_asked_for(kind: Any, buffer: Any, options: dict[str, Any], told: str):
     with pytest.raises(ConfigError, match=told):
         kind("MlpPolicy", DummyVecEnv([Forbidding]), replay_buffer_class=buffer, **SETTINGS, **options)
-
-
-@pytest.mark.parametrize(
-    ("settings", "window"),
-    [
-        ({"n_steps": 3, "gamma": 0.9}, (3, 0.9)),
-        ({"replay_buffer_class": NStepReplayBuffer, "gamma": 0.9}, (3, 0.99)),
-        ({"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.95}}, (4, 0.95)),
-    ],
-)
-def test_n_steps_and_the_buffer_for_them_are_honoured_as_by_stock(settings: dict[str, Any], window: tuple[int, float]):
-    losses = []
-    for kind in (stable_baselines3.DQN, fasttrain.DQN):
-        model = kind("MlpPolicy", "CartPole-v1", learning_starts=20, buffer_size=500, seed=0, device="cpu", **settings)
-        assert isinstance(model.replay_buffer, NStepReplayBuffer)
-        assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == window
-        losses.append(model.learn(80).logger.name_to_value["train/loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_n_steps_beside_a_buffer_class_warns_and_does_nothing_as_in_stock():

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from stable_baselines3.common.policies import ActorCriticPolicy
 
-from accelerated import batch_of
 from fasttrain.algos.policy_view import CategoricalView, GaussianView, StockView, action_dims, view_of
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
@@ -57,38 +56,6 @@ def test_a_patched_or_hooked_policy_keeps_its_own_methods():
     policy = policy_for(space)
     policy.register_forward_hook(lambda *_: None)
     assert type(view_of(policy, space)) is StockView
-
-
-@pytest.mark.parametrize(
-    ("action_space", "masked", "kwargs"),
-    [
-        (spaces.Discrete(6), True, {}),
-        (spaces.Discrete(6), False, {"share_features_extractor": False}),
-        (spaces.Discrete(6), False, {"base": OwnFeatures}),
-        (spaces.MultiDiscrete([2, 4]), True, {"share_features_extractor": False}),
-        (spaces.MultiDiscrete([2, 4]), False, {}),
-        (spaces.MultiBinary(3), True, {}),
-        (spaces.MultiBinary(3), False, {}),
-        (spaces.Box(-1, 1, (2,)), False, {"base": ActorCriticPolicy, "share_features_extractor": False}),
-    ],
-)
-def test_short_way_equals_the_policy(action_space, masked, kwargs):
-    policy = policy_for(action_space, **kwargs)
-    short, stock = view_of(policy, action_space), StockView(policy, action_space)
-    observations = torch.randn(32, 5)
-    masks = None
-    if masked:
-        masks = torch.rand(32, sum(action_dims(action_space))) < 0.5
-        masks[:, [0, 2, 4]] = True
-    outcomes = []
-    for head in (short, stock):
-        torch.manual_seed(1)
-        with torch.no_grad():
-            actions, values, log_probs = head.act(observations, masks)
-        outcomes.append((actions, values, log_probs, *head.evaluate(batch_of(observations, actions, masks), True)[:3]))
-    for ours, theirs in zip(*outcomes, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    assert torch.equal(outcomes[0][0], outcomes[1][0]), "actions come from the same random stream"
 
 
 def test_widths_of_masks():

@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sb3_contrib
 import stable_baselines3
 import torch
-from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecNormalize
 
 from accelerated import weights
 from fasttrain.algos.ppo import PPO, MaskablePPO, has_stock_buffer, storage_of
@@ -25,7 +22,7 @@ from fasttrain.buffers.stock import RolloutView
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.native import NativeVecEnv
-from toys import ToyGame, ToyGymEnv, toy_gym_vec
+from toys import ToyGame, toy_gym_vec
 
 SETTINGS: dict[str, Any] = {"n_steps": 8, "batch_size": 20, "n_epochs": 1, "device": "cpu", "seed": 1}
 
@@ -63,6 +60,7 @@ class Recorder(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self.events.append("end")
+        assert self.locals["values"].shape == (5, 1), "those after the last step"
 
 
 def test_callbacks_see_each_step_and_episodes_are_counted():
@@ -102,19 +100,6 @@ def test_a_callback_can_stop_the_run():
     assert model.num_timesteps == 15
     assert model.rollout_buffer.pos == 2, "the step at which the callback stopped is not stored, as in SB3"
     assert model.learn(40).num_timesteps == 40
-
-
-def test_callbacks_see_the_last_values_at_rollout_end():
-    class Look(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_rollout_end(self) -> None:
-            self.seen = self.locals["values"]
-
-    look = Look()
-    made(n_steps=4).learn(20, look)
-    assert look.seen.shape == (5, 1)
 
 
 def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_last_observation():
@@ -169,19 +154,6 @@ def test_an_env_without_masks_and_collecting_before_learn_are_errors():
 
 
 @pytest.mark.parametrize(
-    ("kind", "stock", "buffer"),
-    [(PPO, stable_baselines3.PPO, RolloutBuffer), (MaskablePPO, sb3_contrib.MaskablePPO, MaskableRolloutBuffer)],
-)
-def test_the_rollout_buffer_is_one_of_stocks(kind: Any, stock: Any, buffer: Any):
-    """And a subclass whose update is stock's own loop learns from it as stock does."""
-    updated_by_stock = type("StockUpdate", (kind,), {"train": lambda self: stock.train(self)})
-    model, other = (made(each, toy_gym_vec()).learn(80) for each in (kind, updated_by_stock))
-    assert isinstance(model.rollout_buffer, buffer)
-    assert type(model.rollout_buffer) is not buffer
-    torch.testing.assert_close(weights(model), weights(other), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
     ("engine", "training"), [("torch", ("train_fwd", "train_bwd", "optim")), ("kernels", ("train",))]
 )
 def test_the_clock_can_be_shared_and_adds_up(engine: str, training: tuple[str, ...]):
@@ -218,14 +190,6 @@ def test_envs_their_number_and_steps_can_change(tmp_path: Path):
     model.save(tmp_path / "model")
     loaded = MaskablePPO.load(tmp_path / "model", env=native(3), batch_size=12).learn(12)
     assert loaded.rollout_buffer.storage.settings[:2] == (4, 3)
-
-
-def test_normalised_and_single_envs():
-    env = VecNormalize(native())
-    model = made(env=env).learn(80)
-    assert env.obs_rms.count > 80
-    np.testing.assert_array_equal(model._last_obs, env.normalize_obs(env.get_original_obs()))
-    assert len(made(env=ToyGymEnv(0), batch_size=8).learn(16).ep_info_buffer) == 5, "wrapped by SB3"
 
 
 def test_a_rollout_buffer_of_the_users_own_is_served_by_sb3s_loops():

@@ -13,7 +13,6 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -192,24 +191,6 @@ def test_masks_left_out_or_empty_at_an_end_are_all_legal(width: int):
         ours.put(*step, np.zeros(2), None, np.zeros((2, width + 1), bool))
 
 
-def test_flat_views_share_memory_and_their_order_is_row_times_envs_plus_env():
-    ours = ReplayStorage(12, DICT, spaces.MultiDiscrete([2, 3]), "cpu", 3, mask_width=5)
-    fill([ours], 6, np.random.default_rng(0))
-    views = ours.flat_views()
-    assert np.shares_memory(views.observations["image"], ours.observations["image"])
-    rows, envs = ours.draw(30)
-    batch = ours.gather(rows, envs)
-    flat = rows * 3 + envs
-    for key in DICT.spaces:
-        np.testing.assert_array_equal(views.observations[key][flat], batch.observations[key].numpy())
-        np.testing.assert_array_equal(views.next_observations[key][flat], batch.next_observations[key].numpy())
-    np.testing.assert_array_equal(views.actions[flat], batch.actions.numpy())
-    np.testing.assert_array_equal(views.rewards[flat], batch.rewards.numpy()[:, 0])
-    np.testing.assert_array_equal(views.next_masks[flat], batch.next_action_masks.numpy())
-    assert all(np.shares_memory(view, getattr(ours, name)) for name, view in views._asdict().items()
-               if name in ("actions", "rewards", "dones", "timeouts", "next_masks"))  # fmt: skip
-
-
 @pytest.mark.parametrize(("lean", "width"), [(False, None), (False, 100), (True, 4)])
 def test_bytes_are_known_beforehand(lean: bool, width: int | None):
     ours = ReplayStorage(
@@ -290,24 +271,6 @@ def test_reset_and_pickle():
     assert np.shares_memory(other.flat_views().observations, other.observations)
     other.reset()
     assert other.size() == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "env_id", "own", "told"),
-    [
-        (DQN, "CartPole-v1", {}, {}),
-        (DQN, "CartPole-v1", {"n_steps": 3}, {"replay_buffer_kwargs": {"n_steps": 3, "gamma": 0.99}}),
-        (SAC, "Pendulum-v1", {}, {}),
-    ],
-)
-def test_stock_algorithms_learn_the_same_with_it(kind: Any, env_id: str, own: dict[str, Any], told: dict[str, Any]):
-    settings = {"buffer_size": 60, "train_freq": 4, "learning_starts": 20, "seed": 0, "device": "cpu"}
-    stock, ours = (
-        kind("MlpPolicy", env_id, **settings, **options, policy_kwargs={"net_arch": [8]}).learn(80)
-        for options in (own, {**told, "replay_buffer_class": ReplayStorage})
-    )
-    assert isinstance(ours.replay_buffer, ReplayBuffer)
-    assert all(map(torch.equal, stock.policy.parameters(), ours.policy.parameters()))
 
 
 def one_row(storage: ReplayStorage, value: float, **ends: Any) -> None:

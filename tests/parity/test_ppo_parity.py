@@ -110,6 +110,7 @@ CASES = {
     "multi-binary": Case(PLAIN, env(BOX, spaces.MultiBinary(3)), BONUS),
     "box": Case(PLAIN, env(BOX, ACTING), BONUS),
     "box, gSDE": Case(PLAIN, env(BOX, ACTING, cut=False), {"use_sde": True, "sde_sample_freq": 4}),
+    "box, separate extractors": Case(PLAIN, env(BOX, ACTING), BONUS, {"share_features_extractor": False}),
     "dict": Case(PLAIN, env(DICT, THREE)),
     "discrete observations": Case(PLAIN, env(spaces.Discrete(5), THREE)),
     "image": Case(PLAIN, env(IMAGE, THREE), {}, TINY_CNN, steps=12),
