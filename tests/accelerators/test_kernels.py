@@ -72,7 +72,7 @@ CASES = {
     "dqn": Case(DQN),
     "dqn, double, three steps, priorities": Case(DQN, settings=BETA),
     "dqn, double, mse, priorities": Case(DQN, settings={"double_q": True, "loss": "mse", "prioritized": {}}),
-    "dqn, mse, three steps": Case(DQN, settings={"loss": "mse", "n_steps": 3}),
+    "dqn, mse, three steps": Case(DQN, settings={"loss": "mse", "n_steps": 3, "max_grad_norm": 0.05}),
     "dqn, sub-actions": Case(DQN, acting=spaces.MultiDiscrete([3, 4, 2])),
     "dqn, dueling": Case(DQN, acting=spaces.MultiDiscrete([3, 4, 2]), policy=DuelingDQNPolicy),
     "dqn, keys": Case(DQN, KEYED, spaces.Discrete(3)),

@@ -70,24 +70,6 @@ def test_a_rollback_brings_all_that_learns_back(engine: str):
         assert torch.equal(value, before[name]), name
 
 
-def test_an_engine_is_changed_in_mid_run():
-    model = toy_sac().learn(30)
-    model.use_engine(EngineSettings(kind="kernels"))
-    model.learn(20, reset_num_timesteps=False)
-    assert model.engine.kind == "kernels"
-    assert model.engine.gradient_updates == model._n_updates
-
-
-def test_what_is_frozen_stays_as_it_is_while_the_rest_learns():
-    model = toy_sac(engine="kernels")
-    frozen, learned = model.critic.qf1[0].bias.requires_grad_(False), model.critic.qf1[0].weight
-    before = frozen.clone(), learned.detach().clone()
-    model.learn(30)
-    assert model.engine.kind == "torch"
-    assert torch.equal(frozen, before[0])
-    assert not torch.equal(learned, before[1])
-
-
 @pytest.mark.parametrize("kind", ["torch", "kernels"])
 def test_settings_that_it_does_not_serve_are_refused(kind: str):
     with pytest.raises(ConfigError, match="SAC computes in float32, without torch.compile"):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from accelerated import a_batch, box_model, filled, masked_model, one_step, toy_dqn, weights
-from fasttrain.algos.devices import Precision, as_float32
+from fasttrain.algos.devices import Precision
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.step import step_clipped
@@ -81,12 +81,6 @@ def test_networks_are_left_as_they_were():
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_only_floats_are_cast():
-    whole, half = torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.float16)
-    assert [part.dtype for part in as_float32((whole, half))] == [torch.int64, torch.float32]
-    assert as_float32(None) is None
-
-
 def test_float16_gradients_are_scaled_and_clipped_unscaled(monkeypatch: pytest.MonkeyPatch):
     model = filled(masked_model(FP16, max_grad_norm=0.01))
     scaler = model.engine_now().precision.scaler
@@ -119,11 +113,3 @@ def test_a_step_that_overflowed_is_skipped_and_counted(make: Any, sizes: tuple[i
     assert model.logger.name_to_value["train/skipped_steps"] == 4
     assert scaler.get_scale() < 1e30
     assert torch.equal(weights(model), before)
-
-
-def test_bfloat16_learns_without_a_scaler():
-    model = masked_model(BF16)
-    assert model.engine_now().precision.scaler is None
-    model.learn(160)
-    assert model.engine.gradient_updates == 16
-    assert "train/skipped_steps" not in model.logger.name_to_value

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from accelerated import SETTINGS, filled, masked_model, weights
-from fasttrain.algos.engine import EngineSettings, Statistics, to_device
+from fasttrain.algos.engine import EngineSettings, to_device
 from fasttrain.algos.guard import Guard
 from fasttrain.algos.ppo import MaskablePPO
 from fasttrain.algos.step import explained_variance_term
@@ -22,13 +22,6 @@ KINDS = pytest.mark.parametrize("kind", ["torch", "kernels"])
 
 def model_of(kind: str, **changes: Any) -> Any:
     return filled(masked_model(EngineSettings(kind=kind), **changes))
-
-
-def test_a_word_stands_for_settings():
-    assert EngineSettings.of("torch") == EngineSettings()
-    assert EngineSettings.of("kernels") == EngineSettings(kind="kernels")
-    settings = EngineSettings(amp_dtype=torch.bfloat16)
-    assert EngineSettings.of(settings) is settings
 
 
 @pytest.mark.parametrize(
@@ -45,16 +38,6 @@ def test_a_word_stands_for_settings():
 )
 def test_numbers_are_stocks_while_nothing_asks_for_others(changes: dict[str, Any], exact: bool):
     assert EngineSettings(**changes).exact == exact
-
-
-def test_rounds_add_up_and_steps_without_a_finite_norm_were_not_taken():
-    assert Statistics({}, np.array([1.0, np.nan, np.inf, 0.0]), steps=2, epochs=1).skipped == 2
-    assert Statistics({}, np.zeros(0), steps=3, epochs=1).skipped == 0, "nobody watched"
-    engine = masked_model(EngineSettings()).engine
-    for norms in (np.array([1.0, np.nan]), np.array([2.0])):
-        done = Statistics({}, norms, steps=1, epochs=1)
-        assert engine.count_steps(done) is done
-    assert (engine.gradient_updates, engine.skipped_steps) == (2, 1)
 
 
 @KINDS

@@ -85,16 +85,6 @@ def test_rests_of_one_step_are_as_beside_an_env_that_rests_longer(seed: int):
     assert (together[:, :2] == alone).all()
 
 
-def test_one_row_leaves_the_device_not_all_of_them(monkeypatch: pytest.MonkeyPatch):
-    ours, read = storage_for(), []
-    ours.values[:], ours.log_probs[:] = np.random.rand(4, 3), np.random.rand(4, 3)
-    for name in ("actions", "values", "log_probs"):
-        assert np.array_equal(ours.row(name, 2), getattr(ours, name)[2])
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: read.append(tensor.shape) or tensor)
-    ours.row("values", 2)
-    assert read == [(3,)]
-
-
 def test_misuse_is_refused_and_without_masks_every_action_counts_as_legal():
     ours, zeros = storage_for(steps=1, mask_width=4), torch.zeros(3)
     row = (RolloutRow(torch.zeros(3, 3), zeros.long(), zeros, zeros), zeros.numpy(), zeros.bool().numpy())

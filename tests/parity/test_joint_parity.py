@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,6 +15,7 @@ from fasttrain.algos import policy_view
 from fasttrain.algos.joint import JointMaskablePPO, JointPPO
 from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO
 from fasttrain.algos.owners import Owners
+from plain_env import PlainEnv
 from toys import MaskedEnv, seeded_vec
 
 CONTAINERS = {fasttrain.PPO: JointPPO, fasttrain.MaskablePPO: JointMaskablePPO}
@@ -73,28 +73,21 @@ def test_one_recurrent_policy_that_decides_everything_is_flat(engine: str) -> No
     assert torch.equal(joint._last_lstm_states.pi[0], flat._last_lstm_states.pi[0]) or engine == "kernels"
 
 
-class Flagged(gym.Env[Any, Any]):
+class Flagged(PlainEnv):
     """Random observations after a flag, and a reward for one of the actions. Ends after 5 steps, or cut after 7."""
 
+    observation_space, action_space = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
+
     def __init__(self, flag: float) -> None:
-        self.observation_space, self.action_space = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
-        self.flag = flag
+        self.flag, self.length, self.cut = flag, 5 if flag else 7, not flag
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._seen(), {}
+    def seen(self) -> Any:
+        self.drawn = self.np_random.uniform(-1, 1, 4).astype(np.float32)
+        self.drawn[0] = self.flag
+        return self.drawn
 
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        fast = self.flag > 0
-        seen = self._seen()
-        return seen, float(action == 1) + seen[1], fast and self.steps == 5, not fast and self.steps == 7, {}
-
-    def _seen(self) -> Any:
-        drawn = self.np_random.uniform(-1, 1, 4).astype(np.float32)
-        drawn[0] = self.flag
-        return drawn
+    def paid(self, action: Any) -> float:
+        return float(action == 1) + self.drawn[1]
 
 
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size of")
