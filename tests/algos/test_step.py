@@ -17,6 +17,8 @@ from fasttrain.algos.step import TorchStep, faster_adam, micro_batches, step_cli
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.errors import ConfigError
 
+PARTS = {"gradient_accumulation": 2}
+
 
 def parameters(seed: int) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
@@ -44,15 +46,8 @@ def test_adams_flags_are_put_back_and_those_of_the_users_stay():
         assert "fused" not in other.param_groups[0]
 
 
-@pytest.mark.parametrize(
-    ("on_device", "where", "value"),
-    [
-        (False, "gradient", torch.nan),
-        (False, "loss", torch.inf),
-        (True, "gradient", torch.inf),
-        (True, "loss", torch.nan),
-    ],
-)
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("where", "value"), [("gradient", torch.nan), ("loss", torch.inf)])
 def test_a_step_that_is_not_finite_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, on_device: bool, where: str, value: float
 ):
@@ -131,16 +126,12 @@ def test_one_backward_per_part_and_one_step_per_minibatch(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("settings", "flag"),
-    [
-        (EngineSettings(), "foreach"),
-        (EngineSettings(pin_memory=True), "foreach"),
-        (EngineSettings(fused_adam=True), "fused"),
-        (EngineSettings(gradient_accumulation=2), "fused"),
-    ],
+    ("changes", "flag"),
+    [({}, "foreach"), ({"pin_memory": True}, "foreach"), ({"fused_adam": True}, "fused"), (PARTS, "fused")],
 )
 @pytest.mark.parametrize("make", [masked_model, lambda settings: toy_dqn(engine=settings)], ids=["ppo", "dqn"])
-def test_adam_steps_by_stocks_operations_or_by_its_fused_kernel(make: Any, settings: EngineSettings, flag: str):
+def test_adam_steps_by_stocks_operations_or_by_its_fused_kernel(make: Any, changes: Any, flag: str):
+    settings = EngineSettings(**changes)
     engine = make(settings).engine
     (group,) = engine.policy.optimizer.param_groups
     before = dict(group)

@@ -14,8 +14,6 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.buffers import replay_storage as replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
@@ -144,20 +142,6 @@ def test_without_next_observations_n_steps_and_dicts_work_too(space: spaces.Spac
     rows, envs = both[1].draw(100)
     assert (rows != both[1].pos).all()
     assert_same(*(storage.gather(rows, envs) for storage in both))
-
-
-@pytest.mark.parametrize(("n_steps", "norm_reward"), [(1, True), (3, False), (9, True)])
-def test_normalised_as_sb3(n_steps: int, norm_reward: bool):
-    envs = VecNormalize(make_vec_env("CartPole-v1", 2), norm_reward=norm_reward)
-    envs.reset()
-    for _ in range(20):
-        envs.step(np.array([0, 1]))
-    both = envs.observation_space, envs.action_space
-    options = {"n_envs": 2, **({"n_steps": n_steps, "gamma": 0.9} if n_steps > 1 else {})}
-    stock = (NStepReplayBuffer if n_steps > 1 else ReplayBuffer)(40, *both, "cpu", **options)
-    ours = ReplayStorage(40, *both, "cpu", **options)
-    fill([stock, ours], 31, np.random.default_rng(0))
-    assert_same_samples(stock, ours, env=envs)
 
 
 @pytest.mark.parametrize(("width", "n_steps"), [(1, 3), (5, 1), (PACK_ABOVE, 3), (PACK_ABOVE + 1, 1), (100, 3)])
