@@ -194,21 +194,6 @@ def mark(model: Any, number: float) -> None:
         model.policy.action_net.bias.fill_(number)
 
 
-def test_the_latest_and_a_sample_of_all_before():
-    model, met = learner(), set[int]()
-    for seed in range(20):
-        pool = pool_of(model, seed=seed)
-        for step in range(1, 11):
-            mark(model, step)
-            pool.take(step)
-        assert pool.current.env_steps == 10
-        assert len(pool.pool) == 3
-        met |= {snapshot.number for snapshot in pool.pool}
-        for snapshot in (pool.current, *pool.pool):
-            assert not snapshot.number or snapshot.weights["action_net.bias"][0] == snapshot.env_steps
-    assert met == set(range(10)), "the latest is not in the pool"
-
-
 class Told:
     """A generator whose places are given; it keeps what it was asked for."""
 
@@ -228,7 +213,11 @@ def test_the_nth_snapshot_is_drawn_among_n_places(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(np.random, "default_rng", lambda _: told)
     pool = pool_of(model, size=3)
     for step in range(1, 8):
+        mark(model, step)
         pool.take(step)
+    assert pool.current.env_steps == 7, "the latest is not in the pool"
+    for snapshot in (pool.current, *pool.pool):
+        assert snapshot.weights["action_net.bias"][0] == snapshot.env_steps
     assert told.asked == [4, 5, 6, 7], "the fourth before the latest is one of four, each as probable"
     assert [each.number for each in pool.pool] == [5, 1, 4], "place 3 is outside, 2 the last inside"
 

@@ -6,15 +6,11 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from typing import Any
 
 import numba
 import numpy as np
 import pytest
-from llvmlite import ir
 from numba.core import caching, cgutils, compiler, dispatcher, serialize, sigutils
-from numba.core.registry import cpu_target
-from numba.misc import appdirs
 from numba.np import arrayobj
 
 ARGUMENTS = {
@@ -42,47 +38,9 @@ def test_private_functions_take_what_they_took():
     assert found == ARGUMENTS
 
 
-def test_a_dispatcher_asks_its_cache_before_it_compiles():
-    asked: list[str] = []
-
-    class Noting(caching.NullCache):
-        def load_overload(self, sig: Any, target_context: Any) -> None:
-            asked.append("load")
-
-        def save_overload(self, sig: Any, cres: Any) -> None:
-            asked.append("save")
-
-    function = numba.njit(lambda x: x + 1)
-    function._cache = Noting()
-    assert function(1) == 2
-    assert asked == ["load", "save"]
-
-
 def test_code_without_reference_counts_can_make_no_array():
     with pytest.raises(Exception, match="NRT"):
         numba.njit(_nrt=False)(lambda n: np.zeros(n))(3)
-
-
-def test_a_compiled_function_has_result_and_error_before_its_arguments():
-    seen: list[list[str]] = []
-
-    @numba.extending.intrinsic
-    def look(typing: Any, x: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            seen.append([str(argument.type) for argument in builder.function.args])
-            return arguments[0]
-
-        return x(x), generate
-
-    assert numba.njit(lambda x: look(x))(np.int64(7)) == 7
-    (types,) = seen
-    assert (len(types), types[0], types[2]) == (3, "i64*", "i64")
-
-
-def test_pointers_have_types():
-    assert str(ir.IntType(8).as_pointer().pointee) == "i8"
-    assert cpu_target.target_context.codegen().magic_tuple()
-    assert appdirs.AppDirs(appname="x", appauthor=False).user_cache_dir
 
 
 WITHOUT_PRIVATE_PARTS = """
