@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from accelerated import a_batch, box_model, filled, masked_model, one_step, toy_dqn, weights
-from fasttrain.algos.devices import Precision
+from fasttrain.algos.devices import Precision, as_float32
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.step import step_clipped
@@ -79,6 +79,12 @@ def test_networks_are_left_as_they_were():
         model.policy(torch.zeros(2, 99))
     assert counts() == before
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_only_floats_are_cast():
+    whole, half = torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.float16)
+    assert [part.dtype for part in as_float32((whole, half))] == [torch.int64, torch.float32]
+    assert as_float32(None) is None
 
 
 def test_float16_gradients_are_scaled_and_clipped_unscaled(monkeypatch: pytest.MonkeyPatch):
