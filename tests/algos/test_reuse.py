@@ -73,7 +73,7 @@ def test_older_rollouts_are_rated_by_the_policy_as_it_is_now():
     starts, observed = old.storage.episode_starts[:, :N].copy(), old.storage.observations[:, :N].copy()
     actions, last_obs = old.storage.actions[:, :N, 0].copy(), model._last_obs.copy()
     assert not starts[1:].any()  # one episode, whose end is after the rollout
-    model.collect_rollouts(model.env, _callback(model), model.rollout_buffer, T)
+    model.collect_rollouts(model.env, model._init_callback(None), model.rollout_buffer, T)
     old.merged(model)
     with torch.no_grad():
         values, log_probs, _ = model.policy.evaluate_actions(
@@ -86,13 +86,6 @@ def test_older_rollouts_are_rated_by_the_policy_as_it_is_now():
         wanted, targets = plainly(rewards[:, env], values[:, env], last[env], ratios[:, env], 0.99, 0.95)
         np.testing.assert_allclose(old.storage.advantages[:, env], wanted * ratios[:, env], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(old.storage.returns[:, env], targets, rtol=1e-4, atol=1e-5)
-
-
-def _callback(model: Any) -> Any:
-    model._total_timesteps += T * N
-    callback = model._init_callback(None)
-    callback.on_training_start({}, {})
-    return callback
 
 
 def test_an_end_within_a_rollout_equals_two_rollouts():

@@ -57,35 +57,22 @@ def concerns(item: Any) -> bool:
 
 
 class Notes:
-    """What came of each test, and which files could not be read."""
+    """What came of each test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tests: dict[str, dict[str, Any]] = {}
-        self.unread: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [item for item in items if concerns(item)]
 
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self.unread[report.nodeid] = last_line(report.longrepr)
-
     def pytest_runtest_logreport(self, report: Any) -> None:
         noted = self.tests.setdefault(report.nodeid, {"outcome": "passed"})
         if report.outcome != "passed" and noted["outcome"] != "failed":
-            noted |= {"outcome": report.outcome, "why": last_line(report.longrepr)}
+            noted |= {"outcome": report.outcome, "why": str(report.longrepr).splitlines()[-1][:300]}
 
     def pytest_sessionfinish(self) -> None:
-        self.path.write_text(json.dumps({"tests": self.tests, "unread": self.unread}), encoding="utf-8")
-
-
-def last_line(representation: Any) -> str:
-    """The error in one line: of a test that is pytest's summary of the crash, else the last `E` line."""
-    crash = getattr(representation, "reprcrash", None)
-    text = crash.message if crash is not None else str(representation)
-    errors = [line[1:].strip() for line in text.splitlines() if line.startswith("E  ")]
-    return (errors[-1] if errors else text.splitlines()[0] if text else "")[:300]
+        self.path.write_text(json.dumps(self.tests), encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,7 +99,7 @@ def unpacked(package: str, folder: Path) -> Path:
 
 
 def outcome(root: Path, classes: str) -> dict[str, Any]:
-    """`tests` and `unread`, as the plugin notes them, of the files that name one of the classes."""
+    """What the plugin notes of the tests in files that name one of the classes."""
     found = root / f"{classes}.json"
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(SRC)]), "OMP_NUM_THREADS": "1",
@@ -130,7 +117,7 @@ def outcome(root: Path, classes: str) -> dict[str, Any]:
 
 def newly_failed(root: Path) -> dict[str, str]:
     """Tests that pass with stock's classes and fail with ours, and why."""
-    stock, ours = (outcome(root, classes)["tests"] for classes in ("stock", "ours"))
+    stock, ours = (outcome(root, classes) for classes in ("stock", "ours"))
     passed = {test for test, one in stock.items() if one["outcome"] == "passed"}
     assert passed
     return {test: one["why"] for test, one in ours.items() if one["outcome"] == "failed" and test in passed}
