@@ -69,7 +69,9 @@ class Notes:
     def pytest_runtest_logreport(self, report: Any) -> None:
         noted = self.tests.setdefault(report.nodeid, {"outcome": "passed"})
         if report.outcome != "passed" and noted["outcome"] != "failed":
-            noted |= {"outcome": report.outcome, "why": str(report.longrepr).splitlines()[-1][:300]}
+            told = str(report.longrepr).splitlines()
+            errors = [line[1:].strip() for line in told if line.startswith("E  ")] or told
+            noted |= {"outcome": report.outcome, "why": errors[-1][:300]}
 
     def pytest_sessionfinish(self) -> None:
         self.path.write_text(json.dumps(self.tests), encoding="utf-8")
