@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.accelerators.compiled import CompiledPPO, CompiledQ
 from fasttrain.algos.dqn import DQN
@@ -17,6 +18,7 @@ from fasttrain.algos.engine import EngineSettings, Statistics
 from fasttrain.algos.policy_view import PolicyView
 from fasttrain.algos.ppo import PPO, MaskablePPO, ppo_terms, with_loss
 from fasttrain.algos.recurrent import RecurrentPPO
+from fasttrain.algos.sac import SAC
 from fasttrain.algos.step import PPOWork, Terms, normalize_advantages
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.buffers.stock import as_stock
@@ -55,6 +57,45 @@ def toy_dqn(kind: Any = DQN, env: Any = None, **changes: Any) -> Any:
     return kind("MlpPolicy", env or NativeVecEnv(ToyGame(5), seed=0), **{**DQN_SETTINGS, **changes})
 
 
+UNEVEN = spaces.Box(np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 0.5, 1.0], np.float32))
+
+
+def toy_sac(kind: Any = SAC, acting: spaces.Box = UNEVEN, **changes: Any) -> Any:
+    """Random observations, and three actions of unlike bounds."""
+    acting = copy.deepcopy(acting)  # it has a stream of its own
+    env = DummyVecEnv([lambda: RandomEnv(spaces.Box(-1.0, 1.0, (5,), np.float32), acting)] * 2)
+    settings = {"learning_starts": 20, "batch_size": 16, "buffer_size": 100, "seed": 0, "device": "cpu"}
+    return kind("MlpPolicy", env, **{**settings, "policy_kwargs": {"net_arch": [8]}, **changes})
+
+
+class WithTerm(PPO):
+    """Adds a term to the loss."""
+
+    def loss(self, batch: RolloutBatch, evaluated: Any) -> Terms:
+        return super().loss(batch, evaluated) | {"far": evaluated.logits.square().mean()}
+
+
+class Conservative(DQN):
+    """As the docstring of DQN has it."""
+
+    def loss(self, batch: Any, evaluated: Any) -> Terms:
+        every = evaluated.q_values.logsumexp(1, keepdim=True)
+        return super().loss(batch, evaluated) | {"cql_loss": (every - evaluated.current).mean()}
+
+
+class Careful(SAC):
+    """As the docstring of SAC has it."""
+
+    def critic_loss(self, batch: Any, evaluated: Any) -> Terms:
+        drawn = self.critic(batch.observations, evaluated.actions.detach())
+        gaps = [mine.mean() - theirs.mean() for mine, theirs in zip(drawn, evaluated.q_values, strict=True)]
+        return super().critic_loss(batch, evaluated) | {"cql_loss": torch.stack(gaps).sum()}
+
+    def actor_loss(self, batch: Any, evaluated: Any) -> Terms:
+        imitation = (evaluated.actions - batch.actions).square().mean()
+        return super().actor_loss(batch, evaluated) | {"bc_loss": imitation}
+
+
 def filled(model: Any) -> Any:
     """The model after one rollout, before any update."""
     train, model.train = model.train, lambda: None
@@ -89,6 +130,19 @@ def one_step(model: Any, **changes: Any) -> tuple[torch.Tensor, Statistics]:
 
 def weights(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
+
+
+def numbers_of(model: Any) -> dict[str, torch.Tensor]:
+    """Weights, the states of the optimizers, and SAC's coefficient of the entropy."""
+    found = dict(model.policy.state_dict())
+    parts = (model.actor, model.critic) if hasattr(model, "critic") else (model.policy,)
+    for number, part in enumerate(parts):
+        for index, parameter in enumerate(part.optimizer.param_groups[0]["params"]):
+            state = part.optimizer.state[parameter]
+            found |= {f"optimizer {number} {index} {key}": value for key, value in state.items()}
+    learned = getattr(model, "ent_coef_optimizer", None) is not None
+    ent_coef = getattr(model, "log_ent_coef" if learned else "ent_coef_tensor", None)
+    return found if ent_coef is None else {**found, "ent_coef": ent_coef.detach()}
 
 
 def with_compiler(model: Any, compiler: Callable[..., Any]) -> Any:

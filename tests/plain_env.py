@@ -11,11 +11,11 @@ from gymnasium import spaces
 
 
 class PlainEnv(gymnasium.Env[Any, Any]):
-    """Observes zeros, pays 1 a step, ends after `length` steps, counted in `time`."""
+    """Observes zeros, pays 1 a step, ends after `length` steps, counted in `time`; `cut`: by a limit."""
 
     observation_space: spaces.Space[Any] = spaces.Box(-20, 20, (2,), np.float32)
     action_space: spaces.Space[Any] = spaces.Discrete(2)
-    length, time = 10, 0
+    length, time, cut = 10, 0, False
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -24,7 +24,8 @@ class PlainEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.time += 1
-        return self.seen(), self.paid(action), self.time == self.length, False, self.told()
+        over = self.time == self.length
+        return self.seen(), self.paid(action), over and not self.cut, over and self.cut, self.told()
 
     def seen(self) -> Any:
         return np.zeros(self.observation_space.shape or (), np.float32)

@@ -11,18 +11,24 @@ from fasttrain.algos.dqn import QWork
 from fasttrain.batch import QBatches
 
 
-def random_block(policy: Any, updates: int = 2, batch: int = 9, seed: int = 0) -> QBatches:
-    """Thirty random transitions of a policy with Discrete actions; few of them end."""
+def make_batches(
+    inputs: int, dims: Any, updates: int, batch: int, masked: bool = False, weighted: bool = False, seed: int = 0
+) -> QBatches:
+    """Random rows of 50 transitions; of the masked next states about one in ten has no legal action."""
     rng = np.random.default_rng(seed)
-    size, count = (updates, batch), int(policy.action_space.n)
-    observations = rng.standard_normal((30, int(np.prod(policy.observation_space.shape)))).astype(np.float32)
-    rewards = rng.standard_normal(size).astype(np.float32)
-    rows = rng.integers(0, 29, size)
-    actions = rng.integers(0, count, (30, 1))
-    ends = (rewards > 1.0).astype(np.float32)
+    shape, choices = (updates, batch), np.atleast_1d(dims)
+    actions = int(choices.sum())
+    masks = (rng.random((*shape, actions)) < 0.5) & (rng.random((*shape, 1)) < 0.9)
+
+    def normal(*sizes: int) -> Any:
+        return rng.standard_normal(sizes).astype(np.float32)
+
     return QBatches(
-        observations, observations, actions, rows, rows + 1, rewards, np.full_like(rewards, 0.9), ends,
-        np.zeros((0, 0, 0), np.bool_), np.zeros((0, 0), np.float32),
+        normal(50, inputs), normal(40, inputs), rng.integers(0, choices, (50, len(choices))),
+        rng.integers(0, 50, shape), rng.integers(0, 40, shape), normal(*shape),
+        rng.uniform(0.5, 1.0, shape).astype(np.float32), (rng.random(shape) < 0.2).astype(np.float32),
+        masks if masked else np.zeros((0, 0, 0), np.bool_),
+        rng.uniform(0.1, 1.0, shape).astype(np.float32) if weighted else np.zeros((0, 0), np.float32),
     )  # fmt: skip
 
 

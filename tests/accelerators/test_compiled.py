@@ -25,15 +25,8 @@ from accelerated import (
     weights,
     with_compiler,
 )
-from fasttrain.accelerators.compiled import (
-    Coefficients,
-    CompiledPPO,
-    example_batch,
-    inductor,
-    num_rows,
-    repeat_rows,
-    untouched,
-)
+from fasttrain.accelerators import compiled as of_compiled
+from fasttrain.accelerators.compiled import Coefficients, CompiledPPO
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.ppo import MaskablePPO
@@ -267,8 +260,8 @@ def test_graphs_come_with_the_mode_and_what_they_put_out_is_kept(monkeypatch: py
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
     for mode in ("default", "reduce-overhead", "max-autotune"):
-        inductor(mode, graphs=False)(len)
-    graphed = inductor("reduce-overhead", graphs=True)(len)
+        of_compiled.inductor(mode, graphs=False)(len)
+    graphed = of_compiled.inductor("reduce-overhead", graphs=True)(len)
     assert modes == ["default", "default", "max-autotune-no-cudagraphs", "reduce-overhead"]
     first, second = graphed(1.0), graphed(2.0)
     assert (first[0].tolist(), second[0].tolist(), first[1], len(marks)) == ([1.0, 1.0], [2.0, 2.0], None, 2)
@@ -302,7 +295,7 @@ def test_the_policy_is_left_untouched():
     next(policy.parameters()).grad = kept = torch.ones_like(next(policy.parameters()))
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     random = torch.get_rng_state()
-    with untouched(policy):
+    with of_compiled.untouched(policy):
         policy.set_training_mode(True)
         policy.norm(torch.randn(4, 3)).sum().backward()
         with torch.no_grad():
@@ -321,14 +314,14 @@ def test_networks_of_dqn_compute_in_bfloat16_and_nothing_else_does():
     model.q_net.q_net[0].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     model.learn(100)
     assert set(seen) == {torch.bfloat16}
-    assert {part.dtype for part in model.evaluate(example_batch(model.replay(), 16))} == {torch.float32}
+    assert {part.dtype for part in model.evaluate(of_compiled.example_batch(model.replay(), 16))} == {torch.float32}
     assert {parameter.dtype for parameter in model.policy.parameters()} == {torch.float32}
     assert not torch.equal(weights(model), weights(exact))
     torch.testing.assert_close(weights(model), weights(exact), rtol=0, atol=0.02)
 
 
 def test_rows_of_any_observations():
-    assert num_rows(torch.zeros(4, 2)) == 4
-    assert num_rows({"a": torch.zeros(3)}) == 3
-    assert repeat_rows(torch.tensor([1, 2, 3]), 5).tolist() == [1, 2, 3, 1, 2]
-    assert repeat_rows({"a": torch.tensor([1, 2, 3])}, 2)["a"].tolist() == [1, 2]
+    assert of_compiled.num_rows(torch.zeros(4, 2)) == 4
+    assert of_compiled.num_rows({"a": torch.zeros(3)}) == 3
+    assert of_compiled.repeat_rows(torch.tensor([1, 2, 3]), 5).tolist() == [1, 2, 3, 1, 2]
+    assert of_compiled.repeat_rows({"a": torch.tensor([1, 2, 3])}, 2)["a"].tolist() == [1, 2]

@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.dqn.policies import DQNPolicy
 from stable_baselines3.sac.policies import SACPolicy
 
-from accelerated import weights
+from accelerated import Careful, Conservative, WithTerm, toy_sac, weights
 from fasttrain import DQN, PPO, SAC
 from fasttrain.accelerators import eligible, layout
 from fasttrain.accelerators.eligible import policy_reason, unsupported_reason
@@ -31,6 +31,8 @@ BOX, TWO, PAIR = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2), sp
 WIDE = spaces.Box(-1.0, 1.0, (4,), np.float64)
 NO_MLP = "not an MLP of linear layers with one kind of activation"
 NO_ADAM = "the optimizer is {}: kernels compute a plain Adam with one parameter group"
+NOT_STOCKS = "the policy is not SB3's own, or its actions are neither"
+COMPUTE, NO_KERNEL = "compiled kernels compute", "compiled kernels do not compute"
 NOT_CALLED = "has a hook or a method set by the user, which kernels would not call"
 
 
@@ -87,24 +89,15 @@ class OwnChoice(DQNPolicy):
         (actor(activation_fn=torch.nn.LeakyReLU), None),
         (
             actor(activation_fn=partial(torch.nn.ELU, 0.5)),
-            "compiled kernels compute ELU with its default argument, not ELU(alpha=0.5)",
+            f"{COMPUTE} ELU with its default argument, not ELU(",
         ),
-        (
-            actor(activation_fn=partial(torch.nn.LeakyReLU, 0.2)),
-            "compiled kernels compute LeakyReLU with its default argument",
-        ),
-        (
-            actor(activation_fn=torch.nn.SiLU),
-            "compiled kernels do not compute SiLU; they compute Tanh, ReLU, ELU, LeakyReLU",
-        ),
+        (actor(activation_fn=partial(torch.nn.LeakyReLU, 0.2)), f"{COMPUTE} LeakyReLU with its default argument"),
+        (actor(activation_fn=torch.nn.SiLU), f"{NO_KERNEL} SiLU; they compute Tanh, ReLU, ELU, LeakyReLU"),
         (actor(net_arch=[]), NO_MLP),
-        (actor(actions=spaces.MultiBinary(2)), "the policy is not SB3's own, or its actions are neither"),
+        (actor(actions=spaces.MultiBinary(2)), NOT_STOCKS),
         (actor(actions=spaces.Box(-1, 1, (2,))), None),
-        (actor(actions=spaces.Box(-1, 1, (2, 2))), "the policy is not SB3's own, or its actions are neither"),
-        (
-            actor(actions=spaces.Box(-1, 1, (2,)), use_sde=True),
-            "the policy is not SB3's own, or its actions are neither",
-        ),
+        (actor(actions=spaces.Box(-1, 1, (2, 2))), NOT_STOCKS),
+        (actor(actions=spaces.Box(-1, 1, (2,)), use_sde=True), NOT_STOCKS),
         (actor(WIDE), "observations are float64; compiled kernels need a float32 Box"),
         (keyed(spaces.Box(-1.0, 1.0, (2, 2), np.float64)), None),
         (keyed(spaces.Discrete(3)), "the observations' key 'b' is Discrete(3); kernels need a Box, such as a one-hot"),
@@ -191,13 +184,14 @@ def test_layers_of_a_class_of_their_own():
     frozen = actor(actions=spaces.Box(-1, 1, (2,)))
     frozen.log_std.requires_grad = False
     assert policy_reason(frozen) == "the parameter log_std is frozen"
+    actor_alone = soft()
+    actor_alone.actor.optimizer = torch.optim.RMSprop(actor_alone.actor.parameters())
+    assert str(policy_reason(actor_alone)).startswith(NO_ADAM.format("RMSprop"))
 
 
 def test_an_activation_with_a_number_that_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(layout.KINDS, torch.nn.GELU, 9)
-    assert (
-        policy_reason(actor(activation_fn=torch.nn.GELU)) == "compiled kernels do not compute the activation 9 (GELU)"
-    )
+    assert policy_reason(actor(activation_fn=torch.nn.GELU)) == f"{NO_KERNEL} the activation 9 (GELU)"
 
 
 @pytest.mark.parametrize(("kind", "work"), [(PPO, "PPOWork"), (DQN, "QWork"), (SAC, "SACWork")])
@@ -212,6 +206,8 @@ def test_a_field_that_kernels_do_not_know(kind: Any, work: str, monkeypatch: pyt
 
 
 def made(kind: Any, engine: str = "torch", **options: Any) -> Any:
+    if issubclass(kind, SAC):
+        return toy_sac(kind, engine=engine, **options)
     settings: dict[str, Any] = {"n_steps": 8, "batch_size": 20, "n_epochs": 1}
     if issubclass(kind, DQN):
         settings = {"learning_starts": 20, "train_freq": 1, "batch_size": 16, "buffer_size": 400}
@@ -265,7 +261,20 @@ def replay(kind: Any) -> dict[str, Any]:
     return {"replay_buffer_class": kind, "use_masking": False}
 
 
+class FarTarget(DQN):
+    def evaluate(self, batch: Any) -> Any:
+        evaluated = super().evaluate(batch)
+        return evaluated._replace(target=evaluated.target + 5.0)
+
+
+class HalfActions(SAC):
+    def _sample_action(self, *args: Any) -> Any:
+        actions, stored = super()._sample_action(*args)
+        return actions / 2, stored / 2
+
+
 PPOS, DQNS = "overridden: compiled kernels compute PPO's own", "overridden: compiled kernels compute DQN's own"
+SACS = "overridden: compiled kernels compute SAC's own"
 STORAGES = "overridden: compiled kernels compute ReplayStorage's own"
 
 
@@ -274,7 +283,12 @@ STORAGES = "overridden: compiled kernels compute ReplayStorage's own"
     [
         (OwnTrain, {}, f"OwnTrain.train is {PPOS} train"),
         (OwnWork, {}, f"OwnWork.work is {PPOS} work"),
+        (WithTerm, {}, f"WithTerm.loss is {PPOS} loss"),
         (OwnSampling, {"use_masking": False}, f"OwnSampling._sample_action is {DQNS} _sample_action"),
+        (Conservative, {}, f"Conservative.loss is {DQNS} loss"),
+        (FarTarget, {}, f"FarTarget.evaluate is {DQNS} evaluate"),
+        (Careful, {}, f"Careful.critic_loss is {SACS} critic_loss"),
+        (HalfActions, {}, f"HalfActions._sample_action is {SACS} _sample_action"),
         (DQN, replay(Halved), f"Halved.sample is {STORAGES} sample"),
         (DQN, replay(Gathered), f"Gathered.gather is {STORAGES} gather"),
         (DQN, replay(Newest), f"Newest._get_samples is {STORAGES} _get_samples"),
@@ -288,22 +302,26 @@ def test_what_is_overridden_is_what_learns(kind: Any, options: dict[str, Any], r
     assert str(unsupported_reason(model)).startswith(reason)
     assert model.engine.kind == "torch"
     assert model.engine.unsupported_reason == unsupported_reason(model)
-    if kind is OwnTrain or "use_masking" in options:
-        learned = weights(model.learn(60))
-        expected = weights(made(kind, **options).learn(60))  # made now: both draw from torch's random stream
+    if "rollout_buffer_class" not in options:
+        learned = weights(model.learn(80))
+        expected = weights(made(kind, **options).learn(80))  # made now: both draw from torch's random stream
         torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
-    if "use_masking" in options:  # the buffer's own batches, the method's own actions are what is learned from
-        assert not torch.allclose(weights(made(DQN, use_masking=False).learn(60)), learned, atol=1e-5)
+        stock = next(one for one in (PPO, DQN, SAC) if issubclass(kind, one))
+        masks = {"use_masking": False} if options else {}
+        assert not torch.allclose(weights(made(stock, **masks).learn(80)), learned, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [PPO, DQN])
-def test_a_method_set_on_a_model_counts_until_it_is_its_own_again(kind: Any):
+@pytest.mark.parametrize(
+    ("kind", "name"), [(PPO, "work"), (DQN, "work"), (DQN, "loss"), (SAC, "critic_loss"), (SAC, "_move_targets")]
+)
+def test_a_method_set_on_a_model_counts_until_it_is_its_own_again(kind: Any, name: str):
     model = made(kind, "kernels")
-    model.work = lambda *sizes: kind.work(model, *sizes)._replace(max_grad_norm=1e-3)
-    told = f"{kind.__name__}.work is set on the instance: compiled kernels compute {kind.__name__}'s own work"
+    own = getattr(model, name)
+    setattr(model, name, lambda *given: own(*given))
+    told = f"{kind.__name__}.{name} is set on the instance: compiled kernels compute {kind.__name__}'s own {name}"
     assert unsupported_reason(model) == told
     assert model.engine_now().kind == "torch"
-    model.work = kind.work.__get__(model)  # as a mock puts it back
+    setattr(model, name, own)  # as a mock puts it back
     assert unsupported_reason(model) is None
 
 

@@ -13,6 +13,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
+from accelerated import weights
 from fasttrain.algos.ars import ARS
 from fasttrain.errors import ConfigError
 
@@ -23,10 +24,6 @@ def made(kind: Any = ARS, policy: str = "MlpPolicy", **changes: Any) -> Any:
     return kind(policy, gymnasium.make("CartPole-v1"), **{**SETTINGS, **changes})
 
 
-def vector(model: Any) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach().clone()
-
-
 class Steps(BaseCallback):
     """What a callback sees; it ends the training at step `last`."""
 
@@ -35,7 +32,7 @@ class Steps(BaseCallback):
         self.last, self.seen, self.rests = last, list[float](), list[torch.Tensor]()
 
     def _on_rollout_start(self) -> None:
-        self.rests.append(vector(self.model))
+        self.rests.append(weights(self.model))
 
     def _on_step(self) -> bool:
         assert self.locals["new_obs"].shape == (1, 4)
@@ -54,7 +51,7 @@ def test_updates_are_stocks_to_the_bit_and_so_is_the_zip(policy: str, net: Any, 
     ours.save(tmp_path / "model.zip")
     loaded = sb3_contrib.ARS.load(tmp_path / "model.zip", env=gymnasium.make("CartPole-v1"))
     assert type(loaded) is sb3_contrib.ARS
-    assert torch.equal(vector(loaded), ours.weights), "stock's own attribute is that of a fresh policy after loading"
+    assert torch.equal(weights(loaded), ours.weights), "stock's own attribute is that of a fresh policy after loading"
     observation = np.array([0.01, -0.02, 0.03, 0.04], np.float32)
     assert loaded.predict(observation)[0] == ours.predict(observation)[0]
 
@@ -63,7 +60,7 @@ def test_a_callback_that_says_no_ends_it_with_the_last_updates_weights():
     model, steps = made(), Steps(last=200)
     model.learn(10_000, callback=steps)
     assert (model.num_timesteps, len(steps.seen)) == (200, 200)
-    assert torch.equal(vector(model), steps.rests[-1])
+    assert torch.equal(weights(model), steps.rests[-1])
     assert not torch.equal(steps.rests[0], steps.rests[-1])
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
+from test_grouped import NUM_ENVS, NUM_STEPS, Watch, assert_real
 
 from fasttrain import MaskablePPO, SharedMemoryVecEnv
-from fasttrain.algos.continuous import LONGEST, Continuous, going_on, settle, use_continuous
+from fasttrain.algos.continuous import LONGEST, going_on, settle, use_continuous
 from fasttrain.errors import EnvError
 from fasttrain.vec.groups import WorkerGroups
 from workers import CounterFactory
 
-NUM_ENVS, NUM_STEPS = 6, 20
 QUOTA = NUM_ENVS * NUM_STEPS
 
 
@@ -56,17 +56,6 @@ def of_env(kept: list[Any], name: str, env: int) -> Any:
     return np.concatenate([each[name][:, env][each["there"][:, env]] for each in kept])
 
 
-class Watch(BaseCallback):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[Any, ...]] = []
-
-    def _on_step(self) -> bool:
-        told = self.locals
-        self.seen.append((self.num_timesteps, told["infos"], told["dones"].copy(), told["rewards"].copy()))
-        return True
-
-
 @pytest.mark.parametrize("kernels", [False, True])
 def test_every_transition_is_real_and_in_one_rollout(shared: SharedMemoryVecEnv, kernels: bool):
     model, watch = model_of(shared), Watch()
@@ -77,26 +66,11 @@ def test_every_transition_is_real_and_in_one_rollout(shared: SharedMemoryVecEnv,
     assert sizes[:3] == [QUOTA] * 3
     assert QUOTA <= sizes[3] <= QUOTA + NUM_ENVS  # the last one has the steps that were under way
     for env in range(NUM_ENVS):
-        number, episode, steps, last = np.moveaxis(of_env(model.kept, "observations", env), -1, 0)
-        actions, length = of_env(model.kept, "actions", env)[:, 0], 7 + env
-        assert (number == env).all()
-        assert (steps == np.arange(len(steps)) % length).all()
-        assert (np.diff(episode) == (steps[1:] == 0)).all()
-        assert (last[1:][steps[1:] > 0] == actions[:-1][steps[1:] > 0]).all()
-        assert (of_env(model.kept, "episode_starts", env) == (steps == 0)).all()
-        assert (of_env(model.kept, "masks", env) == (np.arange(5) != (steps % 5)[:, None])).all()
-        assert (actions != steps % 5).all(), "an illegal action"
-        ends, rewards = (steps == length - 1) & (env % 2 == 1), of_env(model.kept, "rewards", env)
-        np.testing.assert_allclose(rewards[~ends], actions[~ends] + env / 10, rtol=1e-5)
-        final = torch.tensor([[env, episode[ends][0], length, actions[ends][0]]]) if ends.any() else None
-        if final is not None:  # truncated: gamma times the value of the last observation is added
-            with torch.no_grad():
-                value = model.policy.predict_values(final.float()).item()
-            assert rewards[ends][0] == pytest.approx(actions[ends][0] + env / 10 + model.gamma * value, rel=1e-4)
-        seen = np.concatenate([[dones[env]] for _, _, dones, _ in watch.seen])
-        assert seen.sum() == (steps == length - 1).sum()
-    assert watch.seen[-1][0] == model.num_timesteps
-    assert all(("episode" in infos[env]) == dones[env] for _, infos, dones, _ in watch.seen for env in range(NUM_ENVS))
+        columns = [of_env(model.kept, name, env) for name in ("observations", "actions", "episode_starts", "masks")]
+        columns[1] = columns[1][:, 0]
+        assert_real(model, env, *columns, of_env(model.kept, "rewards", env))
+        assert sum(seen["dones"][env] for seen in watch.seen) == (columns[0][:, 2] == 6 + env).sum()
+    assert watch.seen[-1]["num_timesteps"] == model.num_timesteps
     assert not shared.crew.stepping
 
 
@@ -242,7 +216,3 @@ def test_an_error_of_an_env_in_the_thread_is_raised():
     with pytest.raises(EnvError, match="env 1: broken"):
         model.learn(4 * QUOTA)
     env.close()
-
-
-def test_counts_begin_at_zero():
-    assert Continuous(4).lags() == (0, 0, 0, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from accelerated import a_batch, box_model, filled, masked_model, one_step
+from accelerated import a_batch, box_model, filled, masked_model, one_step, toy_dqn, weights
 from fasttrain.algos.devices import Precision, as_float32
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import view_of
@@ -104,24 +104,18 @@ def test_float16_gradients_are_scaled_and_clipped_unscaled(monkeypatch: pytest.M
     torch.testing.assert_close(clipped.item(), 0.01, rtol=1e-3, atol=0)
 
 
-def test_a_step_that_overflowed_is_skipped_and_counted():
-    model = filled(masked_model(FP16))
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [(lambda: filled(masked_model(FP16)), ()), (lambda: toy_dqn(engine=FP16, learning_starts=99).learn(80), (4, 16))],
+)
+def test_a_step_that_overflowed_is_skipped_and_counted(make: Any, sizes: tuple[int, ...]):
+    model = make()
     scaler = model.engine_now().precision.scaler
     scaler._init_scale = 1e30
-    before = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    before = weights(model)
     model.n_epochs = 1
-    model.train()
-    assert model.engine.skipped_steps == 4
-    assert model.engine.gradient_updates == 0
+    model.train(*sizes)
+    assert (model.engine.skipped_steps, model.engine.gradient_updates) == (4, 0)
     assert model.logger.name_to_value["train/skipped_steps"] == 4
     assert scaler.get_scale() < 1e30
-    for parameter, old in zip(model.policy.parameters(), before, strict=True):
-        assert torch.equal(parameter, old)
-
-
-def test_bfloat16_learns_without_a_scaler():
-    model = masked_model(BF16)
-    assert model.engine_now().precision.scaler is None
-    model.learn(160)
-    assert model.engine.gradient_updates == 16
-    assert "train/skipped_steps" not in model.logger.name_to_value
+    assert torch.equal(weights(model), before)

@@ -11,13 +11,14 @@ import pytest
 import stable_baselines3
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from accelerated import DQN_SETTINGS as SETTINGS
-from accelerated import toy_dqn
+from accelerated import Conservative, toy_dqn
+from fasttrain.algos.dqn import Evaluated
 from fasttrain.batch import FinishedEpisode
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -50,14 +51,12 @@ class Forbidding(PlainEnv):
 
 
 class Cut(Forbidding):
-    """As `Forbidding`, cut after ten steps instead of ended; the legal action is the number of the step modulo 4."""
+    """Cut after ten steps; the legal action is the number of the step modulo 4."""
+
+    cut = True
 
     def action_masks(self) -> Any:
         return np.arange(4) == self.time % 4
-
-    def step(self, action: Any) -> Any:
-        observation, reward, ended, _, info = super().step(action)
-        return observation, reward, False, ended, info
 
 
 @pytest.mark.parametrize(
@@ -123,8 +122,7 @@ def test_the_mask_of_a_truncated_episodes_last_state_is_stored():
     assert storage.next_masks[cut, 0].tolist() == [[False, False, True, False]] * 4
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_predict_with_masks(deterministic: bool):
+def test_predict_explores_within_masks():
     model = toy_dqn()
     model.exploration_rate = 0.5
     rng = np.random.default_rng(0)
@@ -132,9 +130,9 @@ def test_predict_with_masks(deterministic: bool):
     masks[np.arange(500), rng.integers(0, 8, 500)] = True
     observations = rng.random((500, 3)).astype(np.float32)
     for _ in range(4):
-        actions, _ = model.predict(observations, deterministic=deterministic, action_masks=masks)
+        actions, _ = model.predict(observations, action_masks=masks)
         assert masks[np.arange(500), actions].all()
-    single, _ = model.predict(observations[0], deterministic=deterministic, action_masks=masks[0])
+    single, _ = model.predict(observations[0], action_masks=masks[0])
     assert single.shape == ()
     assert masks[0, single]
     anything, _ = model.predict(observations[0], deterministic=True, action_masks=np.zeros(8, bool))
@@ -213,11 +211,6 @@ class OwnStorage(ReplayStorage):
     """One of the user's own, of ours."""
 
 
-class OwnLoss(fasttrain.DQN):
-    def loss(self, batch: Any, evaluated: Any) -> dict[str, torch.Tensor]:
-        return super().loss(batch, evaluated)
-
-
 FOREIGN = "with replay_buffer_class=Foreign: SB3's own update"
 
 
@@ -228,13 +221,8 @@ FOREIGN = "with replay_buffer_class=Foreign: SB3's own update"
         (fasttrain.DQN, Foreign, {"double_q": True}, FOREIGN),
         (fasttrain.DQN, Foreign, {"loss": "mse"}, FOREIGN),
         (fasttrain.DQN, Foreign, {"prioritized": {}}, FOREIGN),
-        (OwnLoss, Foreign, {}, "OwnLoss.loss is overridden with replay_buffer_class=Foreign"),
-        (
-            fasttrain.DQN,
-            OwnStorage,
-            {"prioritized": {}},
-            "prioritized with a OwnStorage, which draws transitions in its own way",
-        ),
+        (Conservative, Foreign, {}, "Conservative.loss is overridden with replay_buffer_class=Foreign"),
+        (fasttrain.DQN, OwnStorage, {"prioritized": {}}, "prioritized with a OwnStorage, which draws transitions in"),
     ],
 )
 def test_a_buffer_does_not_silently_drop_what_was_asked_for(kind: Any, buffer: Any, options: dict[str, Any], told: str):
@@ -242,25 +230,54 @@ def test_a_buffer_does_not_silently_drop_what_was_asked_for(kind: Any, buffer: A
         kind("MlpPolicy", DummyVecEnv([Forbidding]), replay_buffer_class=buffer, **SETTINGS, **options)
 
 
-@pytest.mark.parametrize(
-    ("settings", "window"),
-    [
-        ({"n_steps": 3, "gamma": 0.9}, (3, 0.9)),
-        ({"replay_buffer_class": NStepReplayBuffer, "gamma": 0.9}, (3, 0.99)),
-        ({"replay_buffer_class": NStepReplayBuffer, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.95}}, (4, 0.95)),
-    ],
-)
-def test_n_steps_and_the_buffer_for_them_are_honoured_as_by_stock(settings: dict[str, Any], window: tuple[int, float]):
-    losses = []
-    for kind in (stable_baselines3.DQN, fasttrain.DQN):
-        model = kind("MlpPolicy", "CartPole-v1", learning_starts=20, buffer_size=500, seed=0, device="cpu", **settings)
-        assert isinstance(model.replay_buffer, NStepReplayBuffer)
-        assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == window
-        losses.append(model.learn(80).logger.name_to_value["train/loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-
-
 def test_n_steps_beside_a_buffer_class_warns_and_does_nothing_as_in_stock():
     with pytest.warns(UserWarning, match="n_steps=3"):
         model = fasttrain.DQN("MlpPolicy", "CartPole-v1", n_steps=3, replay_buffer_class=ReplayBuffer, buffer_size=100)
     assert model.replay_buffer.n_steps == 1
+
+
+@pytest.mark.parametrize("double_q", [False, True])
+def test_the_target_looks_at_legal_next_actions_only(double_q: bool):
+    model = toy_dqn(double_q=double_q).learn(100)
+    batch = model.replay_buffer.sample(64)
+    masks = batch.next_action_masks
+    assert masks is not None
+    assert not masks.all()
+    with torch.no_grad():
+        online, target = model.q_net(batch.next_observations), model.q_net_target(batch.next_observations)
+    ranked = torch.where(masks, online if double_q else target, -torch.inf)
+    best = target.gather(1, ranked.argmax(dim=1, keepdim=True))
+    evaluated = model.evaluate(batch)
+    torch.testing.assert_close(evaluated.target, batch.rewards + (1 - batch.dones) * 0.99 * best)
+    assert not evaluated.target.requires_grad
+    torch.testing.assert_close(evaluated.q_values, model.q_net(batch.observations))
+    torch.testing.assert_close(evaluated.current, evaluated.q_values.gather(1, batch.actions))
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("huber", (0.125 + 3 * 1.5) / 2), ("mse", (0.25 + 3 * 4.0) / 2)])
+def test_the_td_loss_by_hand(kind: str, expected: float):
+    model = toy_dqn(loss=kind).learn(50)
+    batch = model.replay_buffer.sample(2)._replace(weights=torch.tensor([[1.0], [3.0]]))
+    current = torch.tensor([[1.5], [1.0]])
+    terms = model.loss(batch, Evaluated(current, current, torch.tensor([[1.0], [3.0]])))
+    assert list(terms) == ["td_loss"]
+    assert terms["td_loss"].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_counts_rates_and_log(engine: str):
+    model = toy_dqn(engine=engine, learning_rate=lambda left: 1e-3 * left, learning_starts=10_000).learn(200)
+    model._current_progress_remaining = 0.25
+    model.train(4, 16)
+    assert model.engine.gradient_updates == 4
+    assert model.logger.name_to_value["train/n_updates"] == 4
+    assert model.policy.optimizer.state[next(model.q_net.parameters())]["step"] == 4
+    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(2.5e-4)
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    model = toy_dqn(engine="kernels").learn(60)
+    model.engine.guard = None  # with it: tests/faults/test_nan.py
+    model.replay_buffer.rewards[:] = np.inf
+    with pytest.raises(EnvError, match="at step .*: the loss is not finite .* lower the learning rate"):
+        model.train(1, 16)

@@ -16,13 +16,15 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
-from accelerated import weights
-from fasttrain.accelerators.eligible import unsupported_reason
+from accelerated import SETTINGS, filled, masked_model, weights
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
-from fasttrain.algos.engine import Collector, EngineSettings, TorchEngine, bootstrap_truncated, find_kernels
+from fasttrain.algos.engine import Collector, EngineSettings, TorchEngine, bootstrap_truncated, find_kernels, to_device
+from fasttrain.algos.guard import Guard
 from fasttrain.algos.policy_view import clip_actions
+from fasttrain.algos.ppo import MaskablePPO
 from fasttrain.algos.q_networks import TorchQEngine
+from fasttrain.algos.step import explained_variance_term
 from fasttrain.batch import FinishedEpisode
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.perf.clock import PhaseClock
@@ -76,23 +78,14 @@ def test_an_engine_is_asked_for_where_a_model_is_made(name: str, engine: Any, ke
 
 @KINDS
 def test_a_zip_names_no_engine_and_one_is_asked_for_where_it_is_loaded(name: str, tmp_path: Path):
-    model = made(name, engine="kernels").learn(STEPS)
-    model.save(tmp_path / "model")
+    made(name, engine="kernels").learn(STEPS).save(tmp_path / "model")
     with zipfile.ZipFile(tmp_path / "model.zip") as archive:
-        stored = json.loads(archive.read("data"))
-    assert "n_envs" in stored
-    assert not {"engine", "collector"} & set(stored)
+        assert not {"engine", "collector"} & set(json.loads(archive.read("data")))
     kind, (torchs, kernels) = getattr(fasttrain, name), ENGINES[name]
-    without_env = kind.load(tmp_path / "model")
-    assert type(without_env.engine) is torchs
-    seen = np.zeros((2, 3), np.float32)
-    ours, theirs = (each.predict(seen, deterministic=True)[0] for each in (model, without_env))
-    assert (ours == theirs).all()
+    assert type(kind.load(tmp_path / "model").engine) is torchs
     loaded = kind.load(tmp_path / "model", env=new_env(), engine="kernels")
-    assert type(loaded.engine) is kernels
     before = weights(loaded)
-    loaded.learn(STEPS)
-    assert type(loaded.engine) is kernels
+    assert type(loaded.learn(STEPS).engine) is kernels
     assert loaded.engine.gradient_updates > 0
     assert not torch.equal(weights(loaded), before)
 
@@ -150,22 +143,6 @@ def test_kernels_are_made_anew_for_a_new_head_and_left_for_what_they_do_not_serv
     assert type(model.engine_now()) is ENGINES[name][0]
     assert "the optimizer's steps have a hook" in str(model.engine.unsupported_reason)
     model.learn(STEPS)
-
-
-@KINDS
-def test_torch_serves_what_kernels_cannot_until_they_can(name: str):
-    """With torch's fused Adam: who asks for kernels does not ask for stock's very numbers."""
-    model = made(name, engine="kernels", policy_kwargs={"activation_fn": torch.nn.GELU})
-    assert type(model.engine) is ENGINES[name][0]
-    reason = "compiled kernels do not compute GELU; they compute Tanh, ReLU, ELU, LeakyReLU"
-    assert unsupported_reason(model) == model.engine.unsupported_reason == reason
-    assert not model.engine.settings.exact
-    seen: list[bool] = []
-    model.policy.optimizer.register_step_post_hook(lambda adam, *_: seen.append(bool(adam.param_groups[0]["fused"])))
-    model.learn(STEPS)
-    assert set(seen) == {True}
-    assert type(with_policy_of(model, name).engine_now()) is ENGINES[name][1]
-    assert model.engine.unsupported_reason is None
 
 
 def test_kernels_of_q_networks_do_not_normalise():
@@ -273,13 +250,6 @@ def test_box_actions_reach_the_env_within_bounds_and_others_as_drawn(squash: boo
     assert clip_actions(model, actions) is actions
 
 
-def test_slots_are_kept_per_env():
-    model = made("MaskablePPO")
-    source = model.collector.source_of(model.get_env())
-    assert model.collector.source_of(model.get_env()) is source
-    assert model.collector.source_of(toy_gym_vec(2)) is not source
-
-
 def test_empty_masks_are_counted_told_once_and_may_be_an_error():
     masks = np.ones((5, 4), np.bool_)
     said: list[str] = []
@@ -307,3 +277,143 @@ def test_masks_of_another_width_are_refused():
     source: Any = SimpleNamespace(read_masks=lambda: np.ones((2, 5), np.bool_))
     with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
         Collector().read_masks(source, [4], 0)
+
+
+BY_KIND = pytest.mark.parametrize("kind", ["torch", "kernels"])
+
+
+def model_of(kind: str, **changes: Any) -> Any:
+    return filled(masked_model(EngineSettings(kind=kind), **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "exact"),
+    [
+        ({}, True),
+        ({"pin_memory": True, "threads": 4}, True),  # neither changes how a number is made
+        ({"kind": "kernels"}, False),
+        ({"fused_adam": True}, False),
+        ({"compile_mode": "default"}, False),
+        ({"amp_dtype": torch.bfloat16}, False),
+        ({"gradient_accumulation": 2}, False),
+    ],
+)
+def test_numbers_are_stocks_while_nothing_asks_for_others(changes: dict[str, Any], exact: bool):
+    assert EngineSettings(**changes).exact == exact
+
+
+@BY_KIND
+def test_an_update_says_what_it_came_to(kind: str):
+    """Both engines by the same names, a number for each minibatch; the divergence of the last epoch alone, as SB3's."""
+    model = model_of(kind, clip_range_vf=0.2)
+    done = model.update()
+    per_minibatch = {name: len(term) for name, term in done.terms.items()}
+    names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction")
+    assert per_minibatch == {**dict.fromkeys(names, 8), "approx_kl": 4, "explained_variance": 1}
+    assert (done.steps, done.epochs, done.stopped, done.blamed, done.expected_skips) == (8, 2, False, "", False)
+    assert done.norms.shape == (8,)
+    assert np.isfinite(done.norms).all()
+    assert model.engine.gradient_updates == 8
+    assert (
+        done.terms["explained_variance"] == explained_variance_term(model.rollout_buffer.storage)["explained_variance"]
+    )
+    model.engine.guard = None
+    assert model.update().norms.shape == (0,), "nobody asks for them"
+
+
+@BY_KIND
+def test_an_update_that_stops_says_so(kind: str):
+    done = model_of(kind, target_kl=1e-12, learning_rate=0.1).update()
+    assert (done.steps, done.epochs, done.stopped) == (1, 1, True)
+    assert len(done.terms["approx_kl"]) == 2, "the minibatch that stopped it is seen"
+    assert done.norms.shape == (1,)
+
+
+@BY_KIND
+def test_who_is_to_blame_is_named_and_the_weights_stay(kind: str):
+    model = model_of(kind)
+    before = weights(model)
+    model.rollout_buffer.storage.returns[:] = np.nan
+    done = model.update()
+    assert (done.steps, done.skipped, done.blamed) == (0, 8, "the loss")
+    assert (model.engine.gradient_updates, model.engine.skipped_steps) == (0, 8)
+    assert torch.equal(weights(model), before)
+
+
+@BY_KIND
+def test_another_engine_goes_on_from_its_state(kind: str):
+    model, other = (model_of(kind, n_epochs=epochs) for epochs in (2, 1))
+    for each in (model, other):
+        each.engine.guard = Guard("rollback")
+        each.train()
+    assert other.engine.gradient_updates == 4
+    state, arrays = model.engine.state()
+    assert arrays, "copies for a rollback"
+    other.engine.load(json.loads(json.dumps(state)), arrays, other)
+    assert other.engine.gradient_updates == model.engine.gradient_updates == 8
+    assert other.engine.guard.state()[0] == model.engine.guard.state()[0]
+    model.engine.guard, model.engine.skipped_steps = None, 3
+    state, arrays = model.engine.state()
+    assert arrays == {}
+    other.engine.load(state, arrays, None)
+    assert other.engine.skipped_steps == 3, "without a guard there are the counters"
+
+
+def test_torchs_own_words_get_the_place(monkeypatch: pytest.MonkeyPatch):
+    engine = masked_model(EngineSettings()).engine
+    good, bad = np.zeros((1, 3), np.float32), np.full((1, 3), np.nan, np.float32)
+
+    def fail_with(message: str) -> None:
+        def act(*_: Any) -> Any:
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(engine.view, "act", act)
+
+    fail_with("probability tensor contains either `inf`, `nan` or element < 0")
+    with pytest.raises(EnvError, match="its weights are too large"):
+        engine.act(good, None)
+    with pytest.raises(EnvError, match="the observation of env 0 is not finite"):
+        engine.act(bad, None)
+    engine.guard = None
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        engine.act(bad, None)
+    fail_with("shapes")
+    with pytest.raises(RuntimeError, match="shapes"):
+        engine.act(good, None)
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Of what goes through page-locked memory, in whose place there is ordinary one, which any machine has."""
+    found: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: found.append(tuple(one.shape)) or one.clone())
+    return found
+
+
+@pytest.mark.parametrize(("keyed", "masked"), [(True, True), (False, False)])
+def test_the_same_numbers_arrive_by_page_locked_memory(shapes: list[tuple[int, ...]], keyed: bool, masked: bool):
+    observations = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    given, masks = {"a": observations, "b": np.arange(4)} if keyed else observations, observations > 0
+    sent = [to_device(given, masks if masked else None, torch.device("cpu"), pinned) for pinned in (False, True)]
+    assert len(shapes) == 1 + keyed + masked
+    torch.testing.assert_close(*sent, rtol=0, atol=0, check_device=True)
+
+
+def test_a_rollout_goes_through_page_locked_memory(shapes: list[tuple[int, ...]]):
+    plain = masked_model(EngineSettings()).learn(80)
+    model = masked_model(EngineSettings())
+    model.engine.pinned = True  # type: ignore[attr-defined]
+    assert torch.equal(weights(plain), weights(model.learn(80)))
+    assert {*shapes} == {(5, 3), (5, 8)}
+    assert not masked_model(EngineSettings(pin_memory=True)).engine_now().pinned, "it is on the CPU"
+
+
+@pytest.mark.cuda
+def test_on_cuda_the_weights_are_those_of_plain_copies():
+    ends = []
+    for pinned in (False, True):
+        model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
+        model.use_engine(EngineSettings(pin_memory=pinned))
+        ends.append(weights(model.learn(160)))
+        assert model.engine_now().pinned == pinned
+    torch.testing.assert_close(*ends)

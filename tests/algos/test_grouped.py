@@ -34,10 +34,28 @@ class Watch(BaseCallback):
         self.seen: list[dict[str, Any]] = []
 
     def _on_step(self) -> bool:
-        names = ("infos", "dones", "rewards", "actions")
-        self.seen.append({name: np.array(self.locals[name], copy=True) for name in names})
-        self.seen[-1]["num_timesteps"] = self.num_timesteps
+        self.seen.append({"num_timesteps": self.num_timesteps, "dones": self.locals["dones"].copy()})
+        infos, dones = self.locals["infos"], self.locals["dones"]
+        assert [("episode" in info) for info in infos] == dones.tolist()
         return True
+
+
+def assert_real(model: Any, env: int, observations: Any, actions: Any, starts: Any, masks: Any, rewards: Any) -> None:
+    """Transitions of one env, in the order in which it made them; rewards of cut ends have the value behind them."""
+    (number, episode, steps, last), length = np.moveaxis(observations, -1, 0), 7 + env
+    within = steps[1:] > 0
+    assert (number == env).all()
+    assert (steps == np.arange(len(steps)) % length).all()
+    assert (np.diff(episode) == ~within).all()
+    assert (last[1:][within] == actions[:-1][within]).all()
+    assert (starts == (steps == 0)).all()
+    assert (masks == (np.arange(5) != (steps % 5)[:, None])).all()
+    assert (actions != steps % 5).all(), "an illegal action"
+    cut, expected = (steps == length - 1) & (env % 2 == 1), (actions + env / 10).astype(np.float32)
+    finals = torch.from_numpy(np.stack([number, episode, steps + 1, actions], 1)[cut].astype(np.float32))
+    with torch.no_grad():
+        expected[cut] += model.gamma * model.policy.predict_values(finals).numpy()[:, 0]
+    np.testing.assert_allclose(rewards, expected, rtol=1e-5, atol=1e-6)
 
 
 def model_of(env: SharedMemoryVecEnv, schedule: str, kernels: bool = False) -> MaskablePPO:
@@ -50,53 +68,25 @@ def model_of(env: SharedMemoryVecEnv, schedule: str, kernels: bool = False) -> M
 
 @pytest.mark.parametrize("kernels", [False, True])
 def test_every_stored_row_is_a_real_transition(shared: SharedMemoryVecEnv, kernels: bool):
-    model = model_of(shared, "first_ready", kernels)
-    watch = Watch()
+    model, watch, total = model_of(shared, "first_ready", kernels), Watch(), NUM_ENVS * NUM_STEPS
     policy = {name: value.clone() for name, value in model.policy.state_dict().items()}
-    model.learn(NUM_ENVS * NUM_STEPS, watch)
+    model.learn(total, watch)
+    model.policy.load_state_dict(policy)  # what was acted with is what the policy of the time says
     storage: Any = model.rollout_buffer.storage
-    number, episode, steps, _ = np.moveaxis(storage.observations, -1, 0)
-    actions, starts = storage.actions[..., 0], storage.episode_starts.astype(bool)
-    assert (number == np.arange(NUM_ENVS)).all()
-    lengths = 7 + np.arange(NUM_ENVS)
-    expected_steps = np.arange(NUM_STEPS)[:, None] % lengths
-    assert (steps == expected_steps).all()
-    assert (starts == (expected_steps == 0)).all()
-    assert (np.diff(episode, axis=0) == (expected_steps[1:] == 0)).all()
-    last_action = storage.observations[1:, :, 3]
-    assert (last_action[~starts[1:]] == actions[:-1][~starts[1:]]).all()
-    assert (actions != steps % 5).all(), "an illegal action"
-    assert (storage.masks == (np.arange(5) != (steps % 5)[..., None])).all()
-    # What was acted with is what the policy of the time says.
-    model.policy.load_state_dict(policy)
-    total = NUM_ENVS * NUM_STEPS
+    actions = storage.actions[..., 0]
+    for env in range(NUM_ENVS):
+        columns = (storage.observations, actions, storage.episode_starts, storage.masks, storage.rewards)
+        assert_real(model, env, *(column[:, env] for column in columns))
     with torch.no_grad():
         values, log_probs, _ = model.policy.evaluate_actions(
-            torch.as_tensor(storage.observations).reshape(total, -1),
-            torch.as_tensor(actions).reshape(-1),
+            torch.as_tensor(storage.observations).reshape(total, -1), torch.as_tensor(actions).reshape(-1),
             action_masks=storage.masks.reshape(total, -1),
-        )
-        ended = starts[1:]
-        finals = np.stack([np.arange(NUM_ENVS), np.zeros(NUM_ENVS), lengths, np.zeros(NUM_ENVS)], 1)
+        )  # fmt: skip
     np.testing.assert_allclose(storage.values.reshape(-1), values.reshape(-1), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(storage.log_probs.reshape(-1), log_probs, rtol=1e-5, atol=1e-6)
-    # Rewards are the env's, but for cut episodes, where gamma times the value of the last observation is added.
-    plain = actions + np.arange(NUM_ENVS) / 10
-    cut = ended & (np.arange(NUM_ENVS) % 2 == 1)
-    np.testing.assert_allclose(storage.rewards[:-1][~cut], plain[:-1][~cut], rtol=1e-6)
-    for step, env in zip(*np.nonzero(cut), strict=True):
-        final = finals[env].copy()
-        final[1], final[3] = episode[step, env], actions[step, env]
-        with torch.no_grad():
-            value = model.policy.predict_values(torch.as_tensor(final[None], dtype=torch.float32)).item()
-        assert storage.rewards[step, env] == pytest.approx(plain[step, env] + model.gamma * value, rel=1e-5)
-    assert cut.sum() >= 3
     # The callback saw every step once, in order, with all envs.
     assert [seen["num_timesteps"] for seen in watch.seen] == [NUM_ENVS * (t + 1) for t in range(NUM_STEPS)]
-    assert (np.array([seen["dones"] for seen in watch.seen])[:-1] == ended).all()
-    for seen in watch.seen:
-        for env in range(NUM_ENVS):
-            assert ("episode" in seen["infos"][env]) == seen["dones"][env]
+    assert (np.array([seen["dones"] for seen in watch.seen])[:-1] == storage.episode_starts[1:]).all()
 
 
 def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -111,94 +111,82 @@ def storage(turns: list[int] = TURNS, following: int = B, **settings: Any) -> tu
     return made, model
 
 
+BY_STEPS, OF_BOTH = {"a": "steps", "b": "decisions"}, {"b": "decisions"}
+A_DECIDES, NOBODY_DECIDES, A_FAULT = (
+    (2, 0, who, np.float32(value)) for who, value in ((A, 8), (NOBODY, 8), (None, 30))
+)
+
+
+class Told(NamedTuple):
+    """An episode may end with step 2, and the rollout with one; advantages by step, and the rows of a and of b."""
+
+    advantages: dict[int, float]
+    rows: tuple[list[int] | None, list[int] | None] = (None, None)
+    settings: dict[str, Any] = {}  # noqa: RUF012
+    end: Any = None  # True: by the rules; else what is noted of it
+    last_done: bool = False
+
+
+DISCOUNTED = 1 + 0.5 * 2 + 0.25 * 3 - 10
+TRANSITIONS = {
+    # a: 1 + 2 + 3 + 0.5 · 40 - 10. Its decision at step 3 is left out, because its next one is not known.
+    # b, by δ of 9, 22, 9 and 9 and decay 0.45: rewards 2; 3 + 4; 5; 6 and next values 30, 50, 60, 70.
+    "from a policy's decision to its next one": Told(
+        dict(enumerate([16.0, 21.5426, 27.8725, 0.0, 13.05, 9.0])), ([0], [1, 2, 4, 5])
+    ),
+    # a: 1 + 2 + 3 - 10; b at step 2: 3 - 30, and at step 1: 2 + 0.9 · 30 - 20 + 0.45 · -27
+    "an end after another's decision": Told({0: -4.0, 1: -3.15, 2: -27.0}, (None, [1, 2, 4, 5]), end=True),
+    "an end with the rollout": Told({3: 4 + 5 + 6 - 40}, ([0, 3], None), last_done=True),
+    # a: 1 + 2 + 3 + 0.5 · 8 - 10; b has left its step 2 out, whose value is the end of the transition before.
+    "cut: the value of who would decide": Told({0: 0.0, 1: 9.0, 2: 0.0}, ([0], [1, 4, 5]), end=A_DECIDES),
+    # b: 2 + 0.9 · 30 - 20 at step 1, whose episode is cut there; a cannot know what its decision was worth.
+    "a fault": Told({0: 0.0, 1: 9.0, 2: 0.0}, ([], [1, 4, 5]), end=A_FAULT),
+    "gamma by env steps": Told({0: DISCOUNTED + 0.125 * 40}, settings={"returns": BY_STEPS}),
+    "gamma by env steps, cut": Told({0: DISCOUNTED + 0.125 * 8}, settings={"returns": BY_STEPS}, end=A_DECIDES),
+    # a, with gamma 0.5 and lambda 1, to any policy's next decision: 4 + 0.5 · 5 + 0.25 · 6 + 0.125 · 70 - 40
+    "a joint return": Told({0: -6.25, 3: -23.25}, ([0, 3], None), {"returns": OF_BOTH}, A_DECIDES),
+    "no policy has learned the value": Told(
+        {0: 1 + 0.5 * 2 + 0.25 * 30 - 10}, (None, [1, 4, 5]), {"returns": {}}, NOBODY_DECIDES
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_what_a_policy_learns_of_by_hand(name: str) -> None:
+    told = TRANSITIONS[name]
+    made, model = storage(**told.settings)
+    if told.end is not None:
+        made.episode_starts[3] = 1.0
+        made.finals += [] if told.end is True else [told.end]
+    if told.end is A_FAULT:
+        made.rewards[2] = 0.0
+        made.leave_out(2, [0])
+    found = finished(made, told.last_done)
+    assert {step: found[step] for step in told.advantages} == told.advantages
+    for policy, rows in zip(NAMES, told.rows, strict=True):
+        assert rows is None or list(model.members[policy].rollout_buffer.storage.rows) == rows
+    assert made.returns[0, 0] == found[0] + 10.0
+    assert None in told.rows or list(made.rows) == sorted(told.rows[0] + told.rows[1])  # type: ignore[operator]
+    assert model.engine.decisions == {"a": 2, "b": 4 - (told.end is A_FAULT)}
+
+
 def finished(made: JointStorage, last_done: bool = False) -> list[float]:
     made.compute_returns_and_advantages(np.array([70.0], np.float32), np.array([last_done]))
     return [round(float(value), 4) for value in made.advantages[:, 0]]
 
 
-def rows_of(model: Any, name: str) -> list[int]:
-    return list(model.members[name].rollout_buffer.storage.rows)
-
-
-def test_a_transition_goes_from_a_policys_decision_to_its_next_one() -> None:
-    made, model = storage()
-    # a: 1 + 2 + 3 + 0.5 · 40 - 10. Its decision at step 3 is left out, because its next one is not known.
-    # b, by δ of 9, 22, 9 and 9 and decay 0.45: rewards 2; 3 + 4; 5; 6 and next values 30, 50, 60, 70.
-    assert finished(made) == [16.0, 21.5426, 27.8725, 0.0, 13.05, 9.0]
-    assert (rows_of(model, "a"), rows_of(model, "b")) == ([0], [1, 2, 4, 5])
-    assert list(made.rows) == [0, 1, 2, 4, 5]
-    assert made.returns[0, 0] == 26.0
-    assert model.engine.decisions == {"a": 2, "b": 4}
-
-
-def test_an_episode_that_ends_with_the_decision_of_another_one_ends_for_both() -> None:
-    made, model = storage()
-    made.episode_starts[3] = 1.0
-    # a: 1 + 2 + 3 - 10; b at step 2: 3 - 30, and at step 1: 2 + 0.9 · 30 - 20 + 0.45 · -27
-    assert finished(made)[:3] == [-4.0, -3.15, -27.0]
-    assert rows_of(model, "b") == [1, 2, 4, 5]
-
-
-def test_a_rollout_that_ends_with_an_episode_leaves_nothing_out() -> None:
-    made, model = storage()
-    assert finished(made, last_done=True)[3] == 4 + 5 + 6 - 40
-    assert rows_of(model, "a") == [0, 3]
-
-
-def test_a_truncated_episode_has_the_value_of_who_would_decide_next() -> None:
-    made, model = storage()
-    made.episode_starts[3] = 1.0
-    made.finals.append((2, 0, A, np.float32(8.0)))
-    # a: 1 + 2 + 3 + 0.5 · 8 - 10; b has left its step 2 out, whose value is the end of the transition before.
-    assert finished(made)[:3] == [0.0, 9.0, 0.0]
-    assert (rows_of(model, "a"), rows_of(model, "b")) == ([0], [1, 4, 5])
-
-
-def test_a_step_that_a_fault_ended_is_left_out_of_its_own_policy() -> None:
-    made, model = storage()
-    made.episode_starts[3] = 1.0
-    made.rewards[2] = 0.0
-    made.leave_out(2, [0])
-    made.finals.append((2, 0, None, np.float32(30.0)))
-    # b: 2 + 0.9 · 30 - 20 at step 1, whose episode is cut there; a cannot know what its decision was worth.
-    assert finished(made)[:3] == [0.0, 9.0, 0.0]
-    assert (rows_of(model, "a"), rows_of(model, "b")) == ([], [1, 4, 5])
-
-
-def test_gamma_can_discount_env_steps() -> None:
-    made, _ = storage(returns={"a": "steps", "b": "decisions"})
-    assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 40 - 10
-    made, _ = storage(returns={"a": "steps", "b": "decisions"})
-    made.episode_starts[3] = 1.0
-    made.finals.append((2, 0, A, np.float32(8.0)))
-    assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 8 - 10
-    made, _ = storage([A, B, A], returns={"a": "steps", "b": "decisions"})
+def test_gamma_by_env_steps_with_a_fault_and_one_gamma_for_both() -> None:
+    made, _ = storage([A, B, A], returns=BY_STEPS)
     made.rewards[2] = 0.0
     made.leave_out(2, [0])  # a fault ended the episode
-    made.finals.append((2, 0, None, np.float32(30.0)))
+    made.finals.append(A_FAULT)
     assert finished(made, last_done=True)[0] == 1 + 0.5 * 2 + 0.25 * 30 - 10
     rewards, gammas = by_env_steps(np.ones((4, 1), np.float32), np.array([[False], [True], [True], [False]]), 0.5)
     assert rewards[:, 0].tolist() == [1.0, 0.5, 0.25, 1.0]
     assert gammas[:, 0].tolist() == [0.125, 0.25, 0.5, 0.5]
-
-
-def test_a_joint_return_goes_to_the_next_decision_of_any_policy() -> None:
-    made, model = storage(returns={"b": "decisions"})
-    made.episode_starts[3] = 1.0
-    made.finals.append((2, 0, A, np.float32(8.0)))
-    # a, with gamma 0.5 and lambda 1: 1 + 0.5 · 2 + 0.25 · 3 + 0.125 · 8 - 10, 4 + 0.5 · 5 + 0.25 · 6 + 0.125 · 70 - 40
-    assert finished(made)[0] == -6.25
-    assert made.advantages[3, 0] == -23.25
-    assert rows_of(model, "a") == [0, 3]
-    made, model = storage(returns={})
-    made.episode_starts[3] = 1.0
-    made.finals.append((2, 0, NOBODY, np.float32(8.0)))  # no policy has learned the value of such a state
-    assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 30 - 10
-    assert rows_of(model, "b") == [1, 4, 5]
-    both, _ = storage(returns={})
-    vars(both.model.members["b"]).update(gamma=0.5, gae_lambda=1.0)
-    both.model.members["b"].rollout_buffer.storage.gamma = 0.5
-    both.model.members["b"].rollout_buffer.storage.gae_lambda = 1.0
+    both, model = storage(returns={})
+    for each in (model.members["b"], model.members["b"].rollout_buffer.storage):
+        vars(each).update(gamma=0.5, gae_lambda=1.0)
     flat = advantages_of(both.rewards, both.values, both.episode_starts, np.array([70.0], np.float32),
                          np.array([False]), 0.5, 1.0)  # fmt: skip
     finished(both)

@@ -1,31 +1,34 @@
-"""Our PPO and MaskablePPO as SB3 algorithms: callbacks, saving, changing envs and buffers, errors."""
+"""Our PPO and MaskablePPO as SB3 algorithms: callbacks, saving, envs, buffers, errors; and the update and its log."""
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
-import sb3_contrib
 import stable_baselines3
 import torch
-from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv
 
-from accelerated import weights
+from accelerated import WithTerm, filled, masked_model, minibatch_terms, weights
+from fasttrain.algos.engine import EngineSettings, Statistics
+from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.ppo import PPO, MaskablePPO, has_stock_buffer, storage_of
 from fasttrain.algos.recurrent import MaskableRecurrentPPO
 from fasttrain.algos.reuse import Reuse
+from fasttrain.algos.step import PPOStep
 from fasttrain.buffers.stock import RolloutView
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.native import NativeVecEnv
-from toys import ToyGame, ToyGymEnv, toy_gym_vec
+from toys import ToyGame, toy_gym_vec
 
 SETTINGS: dict[str, Any] = {"n_steps": 8, "batch_size": 20, "n_epochs": 1, "device": "cpu", "seed": 1}
 
@@ -63,6 +66,7 @@ class Recorder(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self.events.append("end")
+        assert self.locals["values"].shape == (5, 1), "those after the last step"
 
 
 def test_callbacks_see_each_step_and_episodes_are_counted():
@@ -102,19 +106,6 @@ def test_a_callback_can_stop_the_run():
     assert model.num_timesteps == 15
     assert model.rollout_buffer.pos == 2, "the step at which the callback stopped is not stored, as in SB3"
     assert model.learn(40).num_timesteps == 40
-
-
-def test_callbacks_see_the_last_values_at_rollout_end():
-    class Look(BaseCallback):
-        def _on_step(self) -> bool:
-            return True
-
-        def _on_rollout_end(self) -> None:
-            self.seen = self.locals["values"]
-
-    look = Look()
-    made(n_steps=4).learn(20, look)
-    assert look.seen.shape == (5, 1)
 
 
 def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_last_observation():
@@ -169,19 +160,6 @@ def test_an_env_without_masks_and_collecting_before_learn_are_errors():
 
 
 @pytest.mark.parametrize(
-    ("kind", "stock", "buffer"),
-    [(PPO, stable_baselines3.PPO, RolloutBuffer), (MaskablePPO, sb3_contrib.MaskablePPO, MaskableRolloutBuffer)],
-)
-def test_the_rollout_buffer_is_one_of_stocks(kind: Any, stock: Any, buffer: Any):
-    """And a subclass whose update is stock's own loop learns from it as stock does."""
-    updated_by_stock = type("StockUpdate", (kind,), {"train": lambda self: stock.train(self)})
-    model, other = (made(each, toy_gym_vec()).learn(80) for each in (kind, updated_by_stock))
-    assert isinstance(model.rollout_buffer, buffer)
-    assert type(model.rollout_buffer) is not buffer
-    torch.testing.assert_close(weights(model), weights(other), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
     ("engine", "training"), [("torch", ("train_fwd", "train_bwd", "optim")), ("kernels", ("train",))]
 )
 def test_the_clock_can_be_shared_and_adds_up(engine: str, training: tuple[str, ...]):
@@ -220,14 +198,6 @@ def test_envs_their_number_and_steps_can_change(tmp_path: Path):
     assert loaded.rollout_buffer.storage.settings[:2] == (4, 3)
 
 
-def test_normalised_and_single_envs():
-    env = VecNormalize(native())
-    model = made(env=env).learn(80)
-    assert env.obs_rms.count > 80
-    np.testing.assert_array_equal(model._last_obs, env.normalize_obs(env.get_original_obs()))
-    assert len(made(env=ToyGymEnv(0), batch_size=8).learn(16).ep_info_buffer) == 5, "wrapped by SB3"
-
-
 def test_a_rollout_buffer_of_the_users_own_is_served_by_sb3s_loops():
     class Doubled(RolloutBuffer):
         def compute_returns_and_advantage(self, last_values: Any, dones: Any) -> None:
@@ -260,24 +230,11 @@ def test_storage_is_kept_while_it_fits():
     assert model.rollout_buffer_class is RolloutBuffer, "the zip must name SB3's class"
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_buffer_that_is_put_in_afterwards(own: bool):
-    """One of SB3's gives way to ours, as the one SB3 makes; another class of the user's is served by SB3's loops."""
-
-    class Counting(RolloutBuffer):
-        added = 0
-
-        def add(self, *args: Any, **kwargs: Any) -> None:
-            self.added += 1
-            super().add(*args, **kwargs)
-
+def test_a_buffer_of_sb3_that_is_put_in_afterwards_gives_way_to_ours():
     model = small_model()
     model.n_steps = 4
-    kind = Counting if own else RolloutBuffer
-    model.rollout_buffer = given = kind(4, model.observation_space, model.action_space, "cpu", n_envs=2)
-    model.learn(8)
-    assert isinstance(model.rollout_buffer, Counting if own else RolloutView)
-    assert not own or given.added == 4
+    model.rollout_buffer = RolloutBuffer(4, model.observation_space, model.action_space, "cpu", n_envs=2)
+    assert isinstance(model.learn(8).rollout_buffer, RolloutView)
 
 
 class OwnLoss(PPO):
@@ -316,3 +273,111 @@ def test_a_buffer_of_the_users_own_has_no_place_beside_memory_and_masks():
     model.rollout_buffer = type("Own", (RolloutBuffer,), {})(8, *spaces_of, "cpu", n_envs=2)
     with pytest.raises(ConfigError, match="MaskableRecurrentPPO needs its own rollout buffer"):
         model.learn(16)
+
+
+KEYS = {
+    "learning_rate", "entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss",
+    "explained_variance", "n_updates", "clip_range", "clip_range_vf",
+}  # fmt: skip
+
+
+def collected(**kwargs: Any) -> Any:
+    """A model whose storage is filled and which has not been trained."""
+    return filled(masked_model(EngineSettings(), **kwargs))
+
+
+def test_ratio_is_one_before_the_first_step():
+    model = collected()
+    batch = next(model.rollout_buffer.storage.minibatches(20))
+    terms = minibatch_terms(model.work(), view_of(model.policy, model.action_space), batch)
+    assert abs(terms["approx_kl"].item()) < 1e-6
+    assert terms["clip_fraction"].item() == 0
+    # With a ratio of one the policy loss is minus the mean of the normalised advantages, which is zero.
+    assert abs(terms["policy_gradient_loss"].item()) < 1e-6
+
+
+def test_the_log_has_the_keys_of_sb3_and_its_explained_variance():
+    model = collected(clip_range_vf=0.2)
+    model.train()
+    storage = model.rollout_buffer.storage
+    values, returns = storage.values.T.reshape(-1), storage.returns.T.reshape(-1)
+    expected = 1 - np.var(returns - values) / np.var(returns)
+    assert model.logger.name_to_value["train/explained_variance"] == pytest.approx(float(expected))
+    keys = {key.removeprefix("train/") for key in model.logger.name_to_value if key.startswith("train/")}
+    assert keys == KEYS
+    assert model.logger.name_to_value["train/n_updates"] == 2
+
+
+def test_target_kl_stops_before_the_step_that_would_exceed_it():
+    model = collected(target_kl=1e-12, learning_rate=0.1)
+    seen = count_steps(model)
+    model.train()
+    assert len(seen) == 1, "the first minibatch has no divergence yet, the second stops the update"
+    assert model._n_updates == 1
+
+
+@pytest.mark.parametrize(("moved", "stops"), [(1.45, False), (1.55, True)])
+def test_an_update_may_move_one_and_a_half_times_the_target(moved: float, stops: bool):
+    model = collected(target_kl=0.01)
+    step = PPOStep(model.engine, model.work())
+    step.noted.append({"approx_kl": torch.tensor(moved * 0.01)})
+    assert step.diverged() == stops
+
+
+def count_steps(model) -> list[None]:
+    seen: list[None] = []
+    model.policy.optimizer.register_step_post_hook(lambda *_: seen.append(None))
+    return seen
+
+
+def test_nothing_is_read_inside_the_minibatch_loop(monkeypatch: pytest.MonkeyPatch):
+    model = collected()
+    model.use_engine(EngineSettings(fused_adam=True))  # SB3's own loop reads its step counter
+    nothing = Statistics({}, np.zeros(0), steps=0, epochs=0)
+    monkeypatch.setattr(PPOStep, "of_rollout", lambda *_: nothing)  # once per rollout
+    monkeypatch.setattr("fasttrain.algos.step.reading_waits", lambda _: True)  # as on CUDA
+    model.policy.set_training_mode(True)
+    steps = count_steps(model)
+    read = []
+    for name in ("item", "cpu", "tolist", "__bool__", "__float__"):
+        original = getattr(torch.Tensor, name)
+
+        def spy(self, *args, _name=name, _original=original, **kwargs):
+            read.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, spy)
+    assert model.update() is not None
+    assert read == []
+    assert len(steps) == 8
+
+
+def test_a_single_row_left_over_is_trained_on_and_frozen_parameters_stay():
+    model = collected(batch_size=79)  # 80 rows: the last minibatch has one, whose advantage has no deviation
+    frozen = model.policy.value_net.weight.requires_grad_(False)
+    before = copy.deepcopy(frozen)
+    model.train()
+    assert all(torch.isfinite(parameter).all() for parameter in model.policy.parameters())
+    assert torch.equal(frozen, before)
+
+
+def learned(kind: type[PPO], engine: EngineSettings | str = "torch", **kwargs: Any) -> torch.Tensor:
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
+    model = kind("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu", engine=engine, **kwargs)
+    return weights(model.learn(128))
+
+
+def test_a_term_of_the_users_is_computed_though_the_loss_was_to_be_compiled():
+    plain = learned(WithTerm)
+    with pytest.warns(match="WithTerm.loss is overridden"):
+        fast = learned(WithTerm, EngineSettings(compile_mode="default"))
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)  # torch's fused Adam rounds otherwise
+
+
+def test_the_entropy_has_a_gradient_for_a_loss_of_the_users():
+    class Curious(PPO):
+        def loss(self, batch: Any, evaluated: Any) -> Any:
+            return super().loss(batch, evaluated) | {"curious": -evaluated.entropy.mean()}
+
+    assert not torch.equal(learned(Curious), learned(PPO))
+    assert torch.equal(learned(PPO, ent_coef=0.0), learned(PPO))

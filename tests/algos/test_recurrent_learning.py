@@ -68,29 +68,6 @@ def memory_of(count: int, starts: list[bool]) -> Memory:
     return Memory(RNNStates((part, part + 1), (part + 2, part + 3)), np.array(starts))
 
 
-def test_acting_gives_the_states_after_and_keeps_those_before():
-    policy, memory = policy_of(), memory_of(3, [False, True, False])
-    seen = np.random.default_rng(0).random((3, 3)).astype(np.float32)
-    both = []
-    for settings in (EngineSettings(), ROUNDING):
-        torch.manual_seed(5)
-        engine = RecurrentEngine(policy, settings)
-        both.append((engine.act(seen, None, memory), engine.values(seen, memory)))
-    (acted, values), (other, other_values) = both
-    assert np.array_equal(acted.actions, other.actions)
-    assert np.abs(values - other_values).max() < 1e-6
-    for one, two in zip(
-        (*acted.lstm_states.pi, *acted.lstm_states.vf), (*other.lstm_states.pi, *other.lstm_states.vf), strict=True
-    ):
-        assert float((one - two).abs().max()) < 1e-6
-    for acting in (acted, other):
-        assert acting.stored is not None
-        assert acting.stored.lstm_states is memory.states  # as they were, before the reset
-    alone = RecurrentEngine(policy, ROUNDING).values(seen, memory_of(3, [True, True, True]))
-    assert alone[1] == pytest.approx(values[1], abs=1e-6)  # an episode that begins has no past
-    assert abs(alone[0] - values[0]) > 1e-4
-
-
 def test_an_output_that_is_not_finite_is_told():
     policy = policy_of()
     with torch.no_grad():

@@ -1,8 +1,7 @@
-"""Updates on several rollouts: advantages and weights of the older ones, ends of episodes, engines, and the ring."""
+"""Updates on several rollouts: advantages and weights of the older ones, ends of episodes, and the ring."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import fasttrain
 from fasttrain.algos.reuse import Reuse
 from fasttrain.buffers.rollout import advantages_of
 from plain_env import PlainEnv
-from toys import Bits
 
 T, N = 6, 3
 
@@ -32,12 +30,11 @@ class Wander(PlainEnv):
         return float(self.np_random.normal() + action)
 
 
-def made(count: int, engine: str = "torch", env: Any = Wander, **settings: Any) -> Any:
-    envs = DummyVecEnv([env] * N)
+def made(count: int, **settings: Any) -> Any:
+    envs = DummyVecEnv([Wander] * N)
     envs.seed(0)
-    policy = "MultiInputPolicy" if env is Bits else "MlpPolicy"
-    given = {"n_steps": T, "batch_size": T * N, "n_epochs": 2, "seed": 1, "device": "cpu", "engine": engine, **settings}
-    model = fasttrain.PPO(policy, envs, **given)
+    given = {"n_steps": T, "batch_size": T * N, "n_epochs": 2, "seed": 1, "device": "cpu", **settings}
+    model = fasttrain.PPO("MlpPolicy", envs, **given)
     model.reuse = Reuse(count)
     return model
 
@@ -76,7 +73,7 @@ def test_older_rollouts_are_rated_by_the_policy_as_it_is_now():
     starts, observed = old.storage.episode_starts[:, :N].copy(), old.storage.observations[:, :N].copy()
     actions, last_obs = old.storage.actions[:, :N, 0].copy(), model._last_obs.copy()
     assert not starts[1:].any()  # one episode, whose end is after the rollout
-    model.collect_rollouts(model.env, _callback(model), model.rollout_buffer, T)
+    model.collect_rollouts(model.env, model._init_callback(None), model.rollout_buffer, T)
     old.merged(model)
     with torch.no_grad():
         values, log_probs, _ = model.policy.evaluate_actions(
@@ -89,13 +86,6 @@ def test_older_rollouts_are_rated_by_the_policy_as_it_is_now():
         wanted, targets = plainly(rewards[:, env], values[:, env], last[env], ratios[:, env], 0.99, 0.95)
         np.testing.assert_allclose(old.storage.advantages[:, env], wanted * ratios[:, env], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(old.storage.returns[:, env], targets, rtol=1e-4, atol=1e-5)
-
-
-def _callback(model: Any) -> Any:
-    model._total_timesteps += T * N
-    callback = model._init_callback(None)
-    callback.on_training_start({}, {})
-    return callback
 
 
 def test_an_end_within_a_rollout_equals_two_rollouts():
@@ -149,32 +139,6 @@ def test_the_newest_rollout_takes_the_place_of_the_oldest():
     fresh = made(4)
     fresh.learn(T * N)
     assert sorted(fresh.reuse.storage.rows % (4 * N)) == sorted(T * [0, 1, 2])
-
-
-@pytest.mark.parametrize("env", [Wander, Bits])
-def test_kernels_update_as_torch_does(env: Any):
-    plain, fused = (made(3, engine, env, n_epochs=3) for engine in ("torch", "kernels"))
-    plain.lr_schedule = lambda _: 0.0
-    plain.learn(3 * T * N)
-    plain.lr_schedule = fused.lr_schedule = lambda _: 1e-3
-    fused.learn(T * N)
-    with torch.no_grad():
-        for parameter in plain.policy.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)  # so that older rollouts have weights
-    plain.collect_rollouts(plain.env, _callback(plain), plain.rollout_buffer, T)
-    fused.policy.load_state_dict(plain.policy.state_dict())
-    fused.reuse = copy.deepcopy(plain.reuse)
-    for name in ("rollout_buffer", "_last_obs", "_last_episode_starts"):
-        setattr(fused, name, getattr(plain, name))
-    for model in (plain, fused):
-        model.policy.optimizer = torch.optim.Adam(model.policy.parameters(), lr=1e-3, eps=1e-5)
-    for model in (plain, fused):
-        np.random.seed(0)
-        model.train()
-    assert np.ptp(plain.reuse.weights) > 0.05
-    assert [model.engine.kind for model in (plain, fused)] == ["torch", "kernels"]
-    for name, weight in plain.policy.state_dict().items():
-        torch.testing.assert_close(fused.policy.state_dict()[name], weight, rtol=1e-4, atol=2e-6)
 
 
 def test_a_saved_model_is_a_stock_one(tmp_path: Any):

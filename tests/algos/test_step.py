@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from accelerated import filled, masked_model, one_step, toy_dqn
+from accelerated import Careful, Conservative, WithTerm, filled, masked_model, one_step, toy_dqn, toy_sac
 from fasttrain.algos.engine import EngineSettings
-from fasttrain.algos.step import TorchStep, clip_gradients, faster_adam, gradient_norm, micro_batches, step_clipped
+from fasttrain.algos.ppo import PPO
+from fasttrain.algos.step import TorchStep, faster_adam, micro_batches, step_clipped
 from fasttrain.buffers.rollout import RolloutBatch
+from fasttrain.errors import ConfigError
+
+PARTS = {"gradient_accumulation": 2}
 
 
 def parameters(seed: int) -> list[nn.Parameter]:
@@ -25,35 +29,6 @@ def set_gradients(tensors: list[nn.Parameter], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for tensor in tensors:
         tensor.grad = torch.randn(tensor.shape, generator=generator)
-
-
-@pytest.mark.parametrize("max_norm", [0.5, 1e6])
-def test_clipping_is_that_of_torch(max_norm: float):
-    ours, theirs = parameters(0), parameters(0)
-    for tensors in (ours, theirs):
-        set_gradients(tensors, 1)
-    gradients = [tensor.grad for tensor in ours]
-    norm = gradient_norm(gradients)
-    clip_gradients(gradients, max_norm, norm)
-    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(theirs, max_norm))
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a.grad, b.grad)
-
-
-@pytest.mark.parametrize(("fused", "tolerance"), [(False, 0.0), (True, 1e-6)])
-def test_adam_takes_the_same_hundred_steps(fused: bool, tolerance: float):
-    ours, theirs = parameters(0), parameters(0)
-    fast, stock = (torch.optim.Adam(tensors, lr=3e-4, eps=1e-5) for tensors in (ours, theirs))
-    for step in range(100):
-        set_gradients(ours, step)
-        set_gradients(theirs, step)
-        with faster_adam(fast, fused):
-            fast.step()
-        stock.step()
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
-    stock.load_state_dict(copy.deepcopy(fast.state_dict()))
-    assert fast.state_dict()["param_groups"] == stock.state_dict()["param_groups"]
 
 
 def test_adams_flags_are_put_back_and_those_of_the_users_stay():
@@ -71,15 +46,8 @@ def test_adams_flags_are_put_back_and_those_of_the_users_stay():
         assert "fused" not in other.param_groups[0]
 
 
-@pytest.mark.parametrize(
-    ("on_device", "where", "value"),
-    [
-        (False, "gradient", torch.nan),
-        (False, "loss", torch.inf),
-        (True, "gradient", torch.inf),
-        (True, "loss", torch.nan),
-    ],
-)
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(("where", "value"), [("gradient", torch.nan), ("loss", torch.inf)])
 def test_a_step_that_is_not_finite_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, on_device: bool, where: str, value: float
 ):
@@ -158,16 +126,12 @@ def test_one_backward_per_part_and_one_step_per_minibatch(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("settings", "flag"),
-    [
-        (EngineSettings(), "foreach"),
-        (EngineSettings(pin_memory=True), "foreach"),
-        (EngineSettings(fused_adam=True), "fused"),
-        (EngineSettings(gradient_accumulation=2), "fused"),
-    ],
+    ("changes", "flag"),
+    [({}, "foreach"), ({"pin_memory": True}, "foreach"), ({"fused_adam": True}, "fused"), (PARTS, "fused")],
 )
 @pytest.mark.parametrize("make", [masked_model, lambda settings: toy_dqn(engine=settings)], ids=["ppo", "dqn"])
-def test_adam_steps_by_stocks_operations_or_by_its_fused_kernel(make: Any, settings: EngineSettings, flag: str):
+def test_adam_steps_by_stocks_operations_or_by_its_fused_kernel(make: Any, changes: Any, flag: str):
+    settings = EngineSettings(**changes)
     engine = make(settings).engine
     (group,) = engine.policy.optimizer.param_groups
     before = dict(group)
@@ -212,3 +176,67 @@ def test_the_first_gradient_that_is_not_finite_is_blamed():
     _, done = one_step(model)
     assert done.blamed == "the gradient of parameter value_net.bias"
     assert done.skipped == 1
+
+
+def ppo(kind: Any = PPO) -> Any:
+    return kind("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=1, seed=0, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model", "own"),
+    [(lambda: ppo(WithTerm), {"far"}), (lambda: toy_dqn(Conservative), {"td_loss", "cql_loss"}),
+     (lambda: toy_dqn(Conservative, prioritized={}), {"td_loss", "cql_loss"}),
+     (lambda: toy_sac(Careful), {"critic_loss", "cql_loss", "actor_loss", "bc_loss", "ent_coef_loss", "ent_coef"})],
+    ids=["ppo", "dqn", "prioritized", "sac"],
+)  # fmt: skip
+def test_every_term_is_logged_beside_the_sum(model: Any, own: set[str]):
+    logged = model().learn(64).logger.name_to_value
+    assert {f"train/{name}" for name in own} <= {*logged}
+    assert all(logged[f"train/{name}"] > 0 for name in own & {"far", "bc_loss"})
+    if "td_loss" in own:
+        assert logged["train/cql_loss"] > 0
+        assert logged["train/loss"] == pytest.approx(logged["train/td_loss"] + logged["train/cql_loss"], rel=1e-6)
+        assert not {"train/td_loss", "train/cql_loss"} & set(toy_dqn().learn(64).logger.name_to_value)
+
+
+@pytest.mark.parametrize(("make", "sizes"), [(ppo, ()), (toy_dqn, (4, 16))])
+def test_a_term_of_some_minibatches_is_averaged_over_these(make: Any, sizes: tuple[int, ...]):
+    model, calls = make().learn(64), list[None]()
+
+    def loss(batch: Any, evaluated: Any) -> dict[str, torch.Tensor]:
+        calls.append(None)
+        terms = {"own": evaluated[0].square().mean()}
+        return terms if len(calls) % 2 else terms | {"rare": 0.0 * terms["own"] + len(calls)}
+
+    model.loss = loss
+    model.train(*sizes)
+    assert (len(calls), model.logger.name_to_value["train/rare"]) == (4, 3.0)
+
+
+NONE, TAKEN = "not a dict of named scalar tensors", "that name is taken"
+ACTOR, CRITIC = (toy_sac, "actor_loss"), (toy_sac, "critic_loss")
+
+
+@pytest.mark.parametrize(
+    ("make", "seam", "terms", "told"),
+    [
+        (ppo, "loss", lambda value: {"far": value.expand(32, 2)}, r"the term 'far': it is a tensor of shape \(32, 2\)"),
+        (ppo, "loss", lambda value: {"far": 0.5}, "the term 'far': it is float, not a scalar tensor"),
+        (ppo, "loss", lambda value: {"approx_kl": value}, f"the term 'approx_kl': {TAKEN}"),
+        (toy_dqn, "loss", lambda value: value, rf"tensor\(.*, {NONE}"),
+        (toy_dqn, "loss", lambda value: {}, f"{{}}, {NONE}"),
+        (toy_dqn, "loss", lambda value: {"td_loss": value, "own": torch.ones(3)}, r"the term 'own': .* shape \(3,\)"),
+        (toy_dqn, "loss", lambda value: {"loss": value}, f"the term 'loss': {TAKEN}"),
+        (toy_dqn, "loss", lambda value: {"own": value.detach()}, "terms without a gradient"),
+        (*CRITIC, lambda value: {}, f"{{}}, {NONE}"),
+        (*CRITIC, lambda value: {"actor_loss": value}, f"the term 'actor_loss': {TAKEN}"),
+        (*CRITIC, lambda value: {"own": value.detach()}, "terms without a gradient"),
+        (*ACTOR, lambda value: {"critic_loss": value}, f"the term 'critic_loss': {TAKEN}"),
+        (*ACTOR, lambda value: {"ent_coef": value}, f"the term 'ent_coef': {TAKEN}"),
+    ],
+)
+def test_terms_that_cannot_be_minimised_are_told(make: Any, seam: str, terms: Any, told: str):
+    model = make().learn(64)
+    setattr(model, seam, lambda batch, evaluated: terms(evaluated[0].mean()))
+    with pytest.raises(ConfigError, match=rf"{type(model).__name__}\.{seam} returned {told}"):
+        model.train(*() if make is ppo else (1, 16))

@@ -19,29 +19,26 @@ from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.stock import frames_in
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.saving.model_state import load_replay_state, replay_state
+from plain_env import PlainEnv
 
 
-class Noise(gymnasium.Env[Any, Any]):
+class Noise(PlainEnv):
     """Images of 40 × 40 noise; an episode of env i ends after 3 + i steps, every second one is cut."""
 
     observation_space = spaces.Box(0, 255, (40, 40, 1), np.uint8)
-    action_space = spaces.Discrete(2)
 
     def __init__(self, number: int) -> None:
-        self.number, self.games = number, 0
+        self.length, self.cut = 3 + number, False
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps, self.games = 0, self.games + 1
-        return self._seen(), {}
+    def reset(self, **given: Any) -> Any:
+        self.cut = not self.cut
+        return super().reset(**given)
 
-    def _seen(self) -> Any:
+    def seen(self) -> Any:
         return self.np_random.integers(0, 256, (40, 40, 1), np.uint8)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        over = self.steps == 3 + self.number
-        return self._seen(), float(self.steps), over and self.games % 2 == 0, over and self.games % 2 == 1, {}
+    def paid(self, action: Any) -> float:
+        return float(self.time)
 
 
 def stacked(num_envs: int, stack: int = 4) -> Any:

@@ -80,19 +80,6 @@ def test_draws_are_those_of_stock(strategy: str, steps: int, size: int):
             assert torch.equal(ours.next_observations[key], stock.next_observations[key])
 
 
-def test_a_drawn_goal_was_reached_in_the_same_episode_at_that_step_or_later():
-    buffer = made(n_sampled_goal=1)
-    play(buffer, 90)
-    batch = buffer.sample(500)
-    step, goal = (batch.next_observations[key][250:, 0] for key in ("achieved_goal", "desired_goal"))
-    lengths = torch.tensor([4, 7, 5])[(step // 100).long()]
-    t = step % 100
-    assert ((goal >= step) & (goal - step <= lengths - 1 - t % lengths)).all()
-    assert set((goal == step).tolist()) == {True, False}
-    assert torch.equal(batch.rewards[250:, 0], (step - goal).float())
-    assert (batch.next_observations["desired_goal"][:250] == -1).all()
-
-
 def test_before_an_episode_has_ended_nothing_can_be_drawn():
     buffer = made()
     play(buffer, 3)

@@ -39,13 +39,6 @@ def test_over_the_end_of_the_ring_no_reward_of_what_comes_after_counts(
     assert batch.dones[:, 0].tolist() == [0.0] + [float(done_at == 11)] * 4
 
 
-def test_bytes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(n_step, "free_memory", lambda: 1000)
-    assert n_step.bytes_of_ring({"observations": 6, "rewards": 4}, 50, 2) == 1000
-    with pytest.raises(ConfigError, match=r"needs 0.00 GB \(1,020 bytes\).*1,000 bytes\) are free: buffer_size=90"):
-        n_step.bytes_of_ring({"observations": 6, "rewards": 4}, 51, 2)
-
-
 def test_the_hint_is_given_where_it_helps(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(n_step, "free_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="optimize_memory_usage=True would save 40 bytes per transition"):

@@ -64,16 +64,6 @@ def sampler() -> Iterator[Prefetching]:
 
 
 @KINDS
-def test_direct_draws_what_the_buffer_draws(kind: type[ReplayStorage]):
-    storage = made(kind)
-    np.random.seed(3)
-    expected = [storage.sample(4) for _ in range(2)]
-    np.random.seed(3)
-    for ours, theirs in zip(Direct().batches(storage, 2, 4), expected, strict=True):
-        assert torch.equal(ours.observations, theirs.observations)
-
-
-@KINDS
 def test_a_copied_block_holds_the_same_transitions(kind: type[ReplayStorage]):
     lean = kind is ReplayStorage
     options = {"optimize_memory_usage": True, "handle_timeout_termination": False} if lean else {}

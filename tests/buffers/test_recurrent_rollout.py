@@ -153,10 +153,6 @@ def test_the_share_of_padding_is_counted_without_a_draw(monkeypatch: pytest.Monk
     assert np.random.get_state()[1].tolist() == before
 
 
-def flags(text: str) -> np.ndarray:
-    return np.array([letter == "x" for letter in text])
-
-
 def test_groups_end_where_padding_would_cost_more_than_steps():
     cost = 2
     assert cuts(np.array([5, 5, 5]), cost) == [3]  # one group of 25; any cut costs its steps again
@@ -169,7 +165,7 @@ def test_groups_end_where_padding_would_cost_more_than_steps():
 
 def test_memory_of_some_envs():
     part = torch.arange(6.0).view(1, 3, 2)
-    memory = Memory(RNNStates((part, part + 10), (part + 20, part + 30)), flags("x.x")).copied()
+    memory = Memory(RNNStates((part, part + 10), (part + 20, part + 30)), np.array([True, False, True])).copied()
     some = memory.of(np.array([2, 0]))
     assert some.states.pi[0].tolist() == [[[4.0, 5.0], [0.0, 1.0]]]
     assert some.episode_starts.tolist() == [True, True]

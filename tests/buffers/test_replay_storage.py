@@ -13,10 +13,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.buffers import replay_storage as replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
@@ -147,20 +144,6 @@ def test_without_next_observations_n_steps_and_dicts_work_too(space: spaces.Spac
     assert_same(*(storage.gather(rows, envs) for storage in both))
 
 
-@pytest.mark.parametrize(("n_steps", "norm_reward"), [(1, True), (3, False), (9, True)])
-def test_normalised_as_sb3(n_steps: int, norm_reward: bool):
-    envs = VecNormalize(make_vec_env("CartPole-v1", 2), norm_reward=norm_reward)
-    envs.reset()
-    for _ in range(20):
-        envs.step(np.array([0, 1]))
-    both = envs.observation_space, envs.action_space
-    options = {"n_envs": 2, **({"n_steps": n_steps, "gamma": 0.9} if n_steps > 1 else {})}
-    stock = (NStepReplayBuffer if n_steps > 1 else ReplayBuffer)(40, *both, "cpu", **options)
-    ours = ReplayStorage(40, *both, "cpu", **options)
-    fill([stock, ours], 31, np.random.default_rng(0))
-    assert_same_samples(stock, ours, env=envs)
-
-
 @pytest.mark.parametrize(("width", "n_steps"), [(1, 3), (5, 1), (PACK_ABOVE, 3), (PACK_ABOVE + 1, 1), (100, 3)])
 def test_masks_belong_to_the_next_observation_of_the_window(width: int, n_steps: int):
     ours = ReplayStorage(20, spaces.Discrete(1000), spaces.Discrete(width), "cpu", 2, n_steps=n_steps, mask_width=width)
@@ -190,24 +173,6 @@ def test_masks_left_out_or_empty_at_an_end_are_all_legal(width: int):
     assert not legal[3].any()
     with pytest.raises(ValueError, match="next_masks must have the shape"):
         ours.put(*step, np.zeros(2), None, np.zeros((2, width + 1), bool))
-
-
-def test_flat_views_share_memory_and_their_order_is_row_times_envs_plus_env():
-    ours = ReplayStorage(12, DICT, spaces.MultiDiscrete([2, 3]), "cpu", 3, mask_width=5)
-    fill([ours], 6, np.random.default_rng(0))
-    views = ours.flat_views()
-    assert np.shares_memory(views.observations["image"], ours.observations["image"])
-    rows, envs = ours.draw(30)
-    batch = ours.gather(rows, envs)
-    flat = rows * 3 + envs
-    for key in DICT.spaces:
-        np.testing.assert_array_equal(views.observations[key][flat], batch.observations[key].numpy())
-        np.testing.assert_array_equal(views.next_observations[key][flat], batch.next_observations[key].numpy())
-    np.testing.assert_array_equal(views.actions[flat], batch.actions.numpy())
-    np.testing.assert_array_equal(views.rewards[flat], batch.rewards.numpy()[:, 0])
-    np.testing.assert_array_equal(views.next_masks[flat], batch.next_action_masks.numpy())
-    assert all(np.shares_memory(view, getattr(ours, name)) for name, view in views._asdict().items()
-               if name in ("actions", "rewards", "dones", "timeouts", "next_masks"))  # fmt: skip
 
 
 @pytest.mark.parametrize(("lean", "width"), [(False, None), (False, 100), (True, 4)])
@@ -290,24 +255,6 @@ def test_reset_and_pickle():
     assert np.shares_memory(other.flat_views().observations, other.observations)
     other.reset()
     assert other.size() == 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "env_id", "own", "told"),
-    [
-        (DQN, "CartPole-v1", {}, {}),
-        (DQN, "CartPole-v1", {"n_steps": 3}, {"replay_buffer_kwargs": {"n_steps": 3, "gamma": 0.99}}),
-        (SAC, "Pendulum-v1", {}, {}),
-    ],
-)
-def test_stock_algorithms_learn_the_same_with_it(kind: Any, env_id: str, own: dict[str, Any], told: dict[str, Any]):
-    settings = {"buffer_size": 60, "train_freq": 4, "learning_starts": 20, "seed": 0, "device": "cpu"}
-    stock, ours = (
-        kind("MlpPolicy", env_id, **settings, **options, policy_kwargs={"net_arch": [8]}).learn(80)
-        for options in (own, {**told, "replay_buffer_class": ReplayStorage})
-    )
-    assert isinstance(ours.replay_buffer, ReplayBuffer)
-    assert all(map(torch.equal, stock.policy.parameters(), ours.policy.parameters()))
 
 
 def one_row(storage: ReplayStorage, value: float, **ends: Any) -> None:

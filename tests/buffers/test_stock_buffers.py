@@ -19,7 +19,7 @@ from stable_baselines3.common.buffers import (
 
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
-from fasttrain.buffers.stock import as_stock, replay_class, window_of
+from fasttrain.buffers.stock import as_stock, replay_class
 
 STEPS, ENVS = 5, 3
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -168,9 +168,3 @@ def test_a_replay_buffer_is_an_instance_of_what_stock_takes(space: Any, n_steps:
     assert isinstance(buffer, ReplayStorage)
     assert isinstance(buffer, stock)
     assert isinstance(buffer, NStepReplayBuffer) == (stock is NStepReplayBuffer)
-
-
-def test_windows_are_the_algorithms_unless_a_class_was_asked_for():
-    assert window_of(4, 0.9, None) == {"n_steps": 4, "gamma": 0.9}
-    assert window_of(4, 0.9, ReplayBuffer) == {"n_steps": 1, "gamma": 0.9}
-    assert window_of(4, 0.9, NStepReplayBuffer) == {"n_steps": 3, "gamma": 0.99}, "stock's own defaults"

@@ -68,24 +68,6 @@ def test_values_alone(count: int):
     torch.testing.assert_close(torch.from_numpy(values), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_acting_follows_the_weights_and_torchs_seed():
-    kernels = kernels_of(5, 6, [8])
-    observations = np.random.default_rng(0).standard_normal((50, 5)).astype(np.float32)
-
-    def drawn(seed: int) -> tuple[list[int], list[float]]:
-        kernels.pack()
-        torch.manual_seed(seed)
-        acted = kernels.act(observations, None)
-        return acted.actions.tolist(), acted.stored.values.flatten().tolist()
-
-    assert drawn(1) == drawn(1)
-    assert drawn(1)[0] != drawn(2)[0]
-    before = drawn(1)[1]
-    with torch.no_grad():
-        kernels.policy.value_net.bias += 1.0
-    assert drawn(1)[1] == pytest.approx([value + 1.0 for value in before], abs=1e-5)
-
-
 def test_threads_change_no_draw(monkeypatch: pytest.MonkeyPatch):
     rng = np.random.default_rng(0)
     observations = rng.standard_normal((300, 30)).astype(np.float32)

@@ -21,7 +21,7 @@ from fasttrain.algos.policy_view import action_dims, view_of
 from fasttrain.algos.step import PPOWork, Terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutRow, RolloutStorage
 from fasttrain_kernels.actor_critic import train_epoch
-from fasttrain_kernels.ppo import NUM_STATISTICS, AdamSettings, LossSettings, Training, rate, surrogate
+from fasttrain_kernels.ppo import NUM_STATISTICS, AdamSettings, LossSettings, Training
 from fasttrain_kernels.threads import Team
 
 TERMS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl")
@@ -123,6 +123,19 @@ def fused_gradients(
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)
 
 
+def assert_gradients(
+    policy: Any, batch: int, seed: int, threads: int, loss: LossSettings = LOSS, on_threads: bool = False
+) -> None:
+    storage, order = make_storage(policy, 10, 9, seed), np.random.default_rng(seed).permutation(90)[:batch]
+    expected, found = autograd(policy, storage, order, loss)
+    ours, means = fused_gradients(policy, storage, order, loss, threads, on_threads)
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
+    worst = max(np.abs(gradient - wanted.numpy()).max() for gradient, wanted in zip(ours, expected, strict=True))
+    assert worst <= 1e-5 * norm, f"{worst / norm:.1e} of the gradient's norm"
+    reference = np.array([float(found[name].detach()) for name in TERMS]) * [1, 1, -1, 1, 1]
+    np.testing.assert_allclose(means[:5], reference, rtol=1e-4, atol=1e-5)
+
+
 @given(
     inputs=st.integers(1, 20),
     actions=st.one_of(
@@ -145,57 +158,11 @@ def test_gradients_equal_autograds(
     threads: int, clip_range_vf: float, normalize: bool, seed: int,
 ):  # fmt: skip
     policy = make_policy(inputs, actions, {"pi": pi, "vf": vf}, activation, seed)
-    storage = make_storage(policy, 10, 9, seed)
-    order = np.random.default_rng(seed).permutation(90)[:batch]
     loss = LOSS._replace(clip_range_vf=clip_range_vf, normalize_advantage=normalize)
-    expected, found = autograd(policy, storage, order, loss)
-    ours, means = fused_gradients(policy, storage, order, loss, threads, on_threads=seed % 2 == 0)
-    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
-    for gradient, reference in zip(ours, expected, strict=True):
-        error = np.abs(gradient - reference.numpy()).max()
-        assert error <= 1e-5 * norm, f"{error / norm:.1e} of the gradient's norm"
-    reference = np.array([float(found[name].detach()) for name in TERMS]) * [1, 1, -1, 1, 1]
-    np.testing.assert_allclose(means[:5], reference, rtol=1e-4, atol=1e-5)
+    assert_gradients(policy, batch, seed, threads, loss, on_threads=seed % 2 == 0)
 
 
 @pytest.mark.parametrize("arch", [[128, 96, 48], [300], [1024, 520]])
 def test_gradients_of_wider_nets(arch: list[int]):
     """All kinds of tiles and strips, and blocks with rows to spare."""
-    policy = make_policy(50, 40, arch, torch.nn.Tanh, 1)
-    storage = make_storage(policy, 10, 9, 1)
-    order = np.random.default_rng(1).permutation(90)[:77]
-    expected, _ = autograd(policy, storage, order, LOSS)
-    ours, _ = fused_gradients(policy, storage, order, LOSS, 2)
-    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
-    assert max(np.abs(g - e.numpy()).max() for g, e in zip(ours, expected, strict=True)) <= 1e-5 * norm
-
-
-def test_the_clipped_surrogate_by_hand():
-    assert surrogate(2.0, 1.1, 0.2) == pytest.approx((-2.2, -2.2, False))
-    assert surrogate(2.0, 1.5, 0.2) == pytest.approx((-2.4, 0.0, True))  # clipped: no gradient
-    assert surrogate(-2.0, 1.5, 0.2) == pytest.approx((3.0, 3.0, True))  # the pessimistic side flows
-    assert surrogate(-2.0, 0.5, 0.2) == pytest.approx((1.6, 0.0, True))
-
-
-def test_rating_two_sub_actions_by_hand():
-    probs = np.zeros((4, 5), np.float32)
-    legal = np.array([0, 1, 3, 4], np.int32)  # of 2 + 3 choices
-    probs[1, :4] = np.log([1.0, 3.0, 1.0, 4.0])
-    log_prob, entropy = rate(np.array([2, 3]), legal, np.array([1, 2]), probs)
-    assert log_prob == pytest.approx(np.log(3 / 4 * 4 / 5), rel=1e-5)
-    parts = [-(p * np.log(p)).sum() for p in (np.array([0.25, 0.75]), np.array([0.2, 0.8]))]
-    assert entropy == pytest.approx(sum(parts), rel=1e-5)
-    np.testing.assert_allclose(probs[0, :4], [0.25, 0.75, 0.2, 0.8], rtol=1e-5)
-    assert probs[3, :4].tolist() == [0.0, 1.0, 0.0, 1.0]
-    assert probs[2, 0] == pytest.approx(0.25 * (np.log(0.25) + parts[0]), rel=1e-4)
-
-
-def test_a_wrong_gradient_would_be_seen():
-    policy = make_policy(6, 4, [8], torch.nn.Tanh, 0)
-    storage = make_storage(policy, 10, 9, 0)
-    order = np.arange(90)
-    expected, _ = autograd(policy, storage, order, LOSS)
-    ours, _ = fused_gradients(policy, storage, order, LOSS._replace(ent_coef=0.02), 1)
-    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in expected))
-    worst = max(np.abs(g - e.numpy()).max() for g, e in zip(ours, expected, strict=True))
-    assert worst > 1e-4 * norm
+    assert_gradients(make_policy(50, 40, arch, torch.nn.Tanh, 1), 77, seed=1, threads=2)

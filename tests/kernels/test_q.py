@@ -20,7 +20,7 @@ from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, best_values, chosen_values, greedy
 from fasttrain.batch import QBatches
 from fasttrain_kernels.q import QSettings
-from q_blocks import trained
+from q_blocks import make_batches, trained
 
 PARTS = (slice(0, 2), slice(2, 6))  # of six updates, in two calls
 
@@ -39,27 +39,6 @@ def make_policy(
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return policy
-
-
-def make_batches(
-    inputs: int, dims: Any, updates: int, batch: int, masked: bool = False, weighted: bool = False, seed: int = 0
-) -> QBatches:
-    """Random rows of 50 transitions; of the masked next states about one in ten has no legal action."""
-    rng = np.random.default_rng(seed)
-    shape, choices = (updates, batch), np.atleast_1d(dims)
-    actions = int(choices.sum())
-    masks = (rng.random((*shape, actions)) < 0.5) & (rng.random((*shape, 1)) < 0.9)
-
-    def normal(*sizes: int) -> Any:
-        return rng.standard_normal(sizes).astype(np.float32)
-
-    return QBatches(
-        normal(50, inputs), normal(40, inputs), rng.integers(0, choices, (50, len(choices))),
-        rng.integers(0, 50, shape), rng.integers(0, 40, shape), normal(*shape),
-        rng.uniform(0.5, 1.0, shape).astype(np.float32), (rng.random(shape) < 0.2).astype(np.float32),
-        masks if masked else np.zeros((0, 0, 0), np.bool_),
-        rng.uniform(0.1, 1.0, shape).astype(np.float32) if weighted else np.zeros((0, 0), np.float32),
-    )  # fmt: skip
 
 
 def q_values(net: Any, observations: torch.Tensor) -> torch.Tensor:
@@ -182,16 +161,6 @@ def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_no
         assert state["step"] == other["step"] == 6
         torch.testing.assert_close(state["exp_avg"], other["exp_avg"], rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(state["exp_avg_sq"], other["exp_avg_sq"], rtol=1e-3, atol=1e-6)
-
-
-def test_a_next_state_without_legal_actions_counts_as_the_end():
-    policy, batches = make_policy(3, 4, [8]), make_batches(3, 4, 1, 9, masked=True)
-    batches.next_masks[:] = False
-    with torch.no_grad():
-        current = policy.q_net(torch.from_numpy(batches.observations[batches.rows[0]])).numpy()
-    _, _, errors = fused_gradients(policy, batches, QSettings(double=True, huber=True, dueling=False))
-    expected = current[np.arange(9), batches.actions[batches.rows[0], 0]] - batches.rewards[0]
-    np.testing.assert_allclose(errors, np.abs(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize("field", ["observations", "next_observations", "rewards"])

@@ -1,4 +1,4 @@
-"""SAC's kernels: draws at the edge, the lowest critic, threads; tests/accelerators/test_kernels_sac.py has the rest."""
+"""SAC's kernels: draws at the edge, the lowest critic, threads; tests/accelerators/test_kernels.py has the rest."""
 
 from __future__ import annotations
 

@@ -8,22 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fasttrain_kernels import threads as of_threads
 from fasttrain_kernels.jit import njit
-from fasttrain_kernels.threads import (
-    DONE,
-    NOTE,
-    Team,
-    Teams,
-    ThreadChoice,
-    begin_work,
-    claim,
-    end_work,
-    fetch_add,
-    is_open,
-    open_pieces,
-    run,
-    wait_for,
-)
+from fasttrain_kernels.threads import Team, ThreadChoice, begin_work, claim, end_work, fetch_add, run
 
 
 @njit
@@ -43,18 +30,18 @@ def take_turns(out: Any, by: Any, team: Any, me: int) -> int:
     """Each row of `out` is opened once the one before is done."""
     begin_work(team, me, 0)
     number = 0
-    while is_open(team) if me > 0 else number < len(out):
+    while of_threads.is_open(team) if me > 0 else number < len(out):
         if me == 0:
-            team[NOTE] = number
-            open_pieces(team, out.shape[1])
+            team[of_threads.NOTE] = number
+            of_threads.open_pieces(team, out.shape[1])
         piece = claim(team, me)
         while piece >= 0:
-            out[team[NOTE], piece] += team[NOTE] * piece
+            out[team[of_threads.NOTE], piece] += team[of_threads.NOTE] * piece
             fetch_add(by, me, 1)
-            fetch_add(team, DONE, 1)
+            fetch_add(team, of_threads.DONE, 1)
             piece = claim(team, me)
         if me == 0:
-            wait_for(team, DONE, out.shape[1])
+            of_threads.wait_for(team, of_threads.DONE, out.shape[1])
         number += 1
     end_work(team, me)
     return int(me)
@@ -104,7 +91,7 @@ def ours() -> list[threading.Thread]:
 
 
 def test_threads_are_made_once_and_one_set_serves_all():
-    before, empty, teams = ours(), np.zeros(0, np.int64), Teams()
+    before, empty, teams = ours(), np.zeros(0, np.int64), of_threads.Teams()
     for _ in range(3):
         teams.run(square, 3, empty, empty, empty)
     assert len([thread for thread in ours() if thread not in before]) == 2

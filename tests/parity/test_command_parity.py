@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,30 +105,15 @@ CartPole-v1:
   <<: *usual
   n_timesteps: !!float 3e2
   normalize: "dict(norm_obs=True, norm_reward=False)"
-  n_steps: 32
-  batch_size: 256
-  gae_lambda: 0.8
-  gamma: 0.98
-  n_epochs: 3
-  ent_coef: 0.01
+  policy_kwargs: "dict(net_arch=dict(pi=[16], vf=[16, 8]), activation_fn=nn.ReLU, ortho_init=False)"
   learning_rate: lin_0.001
   clip_range: lin_0.2
-  policy_kwargs: "dict(net_arch=dict(pi=[16], vf=[16, 8]), activation_fn=nn.ReLU, ortho_init=False)"
 """
 DQN_ENTRY = """
 CartPole-v1:
   n_timesteps: !!float 300
   policy: 'MlpPolicy'
   learning_rate: !!float 2.3e-3
-  batch_size: 64
-  buffer_size: 5000
-  learning_starts: 100
-  gamma: 0.99
-  target_update_interval: 10
-  train_freq: 32
-  gradient_steps: -1
-  exploration_fraction: 0.16
-  exploration_final_eps: 0.04
   policy_kwargs: "dict(net_arch=[32, 32])"
 """
 SAC_ENTRY = """
@@ -135,47 +121,54 @@ default:
   n_timesteps: 400
   policy: 'MlpPolicy'
   learning_rate: lin_7.3e-4
-  buffer_size: 2000
-  batch_size: 16
   ent_coef: 'auto'
-  train_freq: [1, "episode"]
-  gradient_steps: 20
-  learning_starts: 100
-  use_sde: True
-  sde_sample_freq: 8
-  use_sde_at_warmup: true
   policy_kwargs: "dict(log_std_init=-3, net_arch=[16, 16])"
 """
+# As they stand in the entry and in the script.
+OF_PPO: dict[str, Any] = {
+    "n_steps": 32,
+    "batch_size": 256,
+    "gae_lambda": 0.8,
+    "gamma": 0.98,
+    "n_epochs": 3,
+    "ent_coef": 0.01,
+}
+OF_DQN: dict[str, Any] = {
+    "batch_size": 64, "buffer_size": 5000, "learning_starts": 100, "gamma": 0.99, "target_update_interval": 10,
+    "train_freq": 32, "gradient_steps": -1, "exploration_fraction": 0.16, "exploration_final_eps": 0.04,
+}  # fmt: skip
+OF_SAC: dict[str, Any] = {
+    "buffer_size": 2000, "batch_size": 16, "gradient_steps": 20, "learning_starts": 100, "use_sde": True,
+    "sde_sample_freq": 8, "use_sde_at_warmup": True,
+}  # fmt: skip
 
 
-def imported(fasttrain: RunCommand, text: str, env: str, algo: str, *more: str) -> Finished:
-    Path(f"{algo}.yml").write_text(text)
+def imported(fasttrain: RunCommand, entry: str, settings: dict[str, Any], env: str, algo: str, *more: str) -> Finished:
+    Path(f"{algo}.yml").write_text(
+        entry + "".join(f"  {key}: {json.dumps(value)}\n" for key, value in settings.items())
+    )
     assert main(["zoo", "import", f"{algo}.yml", "--env", env, "--algo", algo]) == 0
     return fasttrain("--config-dir", "conf", f"+profile=zoo_{algo}_{env}", "seed=3", "eval.episodes=2", *more)
 
 
 def test_ppo_of_an_entry_of_the_zoo_is_stocks(fasttrain: RunCommand):
     env = VecNormalize(make_vec_env("CartPole-v1", 4, seed=3, vec_env_cls=DummyVecEnv), norm_reward=False, gamma=0.98)
+    net = {"net_arch": {"pi": [16], "vf": [16, 8]}, "activation_fn": torch.nn.ReLU, "ortho_init": False}
     with pytest.warns(UserWarning, match="mini-batch size"):  # 256 of 4 × 32
         plain = PPO(
             "MlpPolicy", env, learning_rate=LinearSchedule(1e-3, 0.0, 1.0), clip_range=LinearSchedule(0.2, 0.0, 1.0),
-            n_steps=32, batch_size=256, gae_lambda=0.8, gamma=0.98, n_epochs=3, ent_coef=0.01, seed=3, device="cpu",
-            policy_kwargs={"net_arch": {"pi": [16], "vf": [16, 8]}, "activation_fn": torch.nn.ReLU,
-                           "ortho_init": False},
+            seed=3, device="cpu", policy_kwargs=net, **OF_PPO,
         )  # fmt: skip
     plain.learn(300)
     for more in ((), ("engine=fast",)):
-        assert_same(imported(fasttrain, PPO_ENTRY, "CartPole-v1", "ppo", *more), plain)
+        assert_same(imported(fasttrain, PPO_ENTRY, OF_PPO, "CartPole-v1", "ppo", *more), plain)
 
 
 def test_dqn_of_an_entry_is_stocks_with_its_rounds(fasttrain: RunCommand):
-    plain = DQN(
-        "MlpPolicy", make_vec_env("CartPole-v1", 1, seed=3), learning_rate=2.3e-3, batch_size=64, buffer_size=5000,
-        learning_starts=100, target_update_interval=10, train_freq=32, gradient_steps=-1, exploration_fraction=0.16,
-        exploration_final_eps=0.04, policy_kwargs={"net_arch": [32, 32]}, seed=3, device="cpu",
-    ).learn(300)  # fmt: skip
+    given = {**OF_DQN, "learning_rate": 2.3e-3, "policy_kwargs": {"net_arch": [32, 32]}, "seed": 3, "device": "cpu"}
+    plain = DQN("MlpPolicy", make_vec_env("CartPole-v1", 1, seed=3), **given).learn(300)
     for more in ((), ("engine=fast",)):
-        done = imported(fasttrain, DQN_ENTRY, "CartPole-v1", "dqn", *more)
+        done = imported(fasttrain, DQN_ENTRY, OF_DQN, "CartPole-v1", "dqn", *more)
         assert_same(done, plain)
         rows = {row["flag"]: row["effective"] for row in done.json("plan.json")["flags"]}
         assert (rows["updates_per_step"], rows["replay_ratio"]) == (32, 1.0)
@@ -183,12 +176,10 @@ def test_dqn_of_an_entry_is_stocks_with_its_rounds(fasttrain: RunCommand):
 
 
 def test_sac_with_rounds_of_episodes_and_sde_is_stocks(fasttrain: RunCommand):
-    done = imported(fasttrain, SAC_ENTRY, "Pendulum-v1", "sac")
+    done = imported(fasttrain, SAC_ENTRY, {**OF_SAC, "train_freq": [1, "episode"]}, "Pendulum-v1", "sac")
     plain = SAC(
-        "MlpPolicy", make_vec_env("Pendulum-v1", 1, seed=3), learning_rate=LinearSchedule(7.3e-4, 0.0, 1.0),
-        buffer_size=2000, batch_size=16, train_freq=(1, "episode"), gradient_steps=20, learning_starts=100,
-        use_sde=True, sde_sample_freq=8, use_sde_at_warmup=True, seed=3, device="cpu",
-        policy_kwargs={"log_std_init": -3, "net_arch": [16, 16]},
+        "MlpPolicy", make_vec_env("Pendulum-v1", 1, seed=3), learning_rate=LinearSchedule(7.3e-4, 0.0, 1.0), seed=3,
+        device="cpu", train_freq=(1, "episode"), policy_kwargs={"log_std_init": -3, "net_arch": [16, 16]}, **OF_SAC,
     ).learn(400)  # fmt: skip
     assert_same(done, plain)
     assert done.json("summary.json")["updates"] == plain._n_updates == 2 * 20

@@ -213,22 +213,6 @@ def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lst
     assert len(walks) == 2
 
 
-def test_what_stands_in_padding_changes_nothing():
-    model = model_of(SPACES["multi-discrete"]).learn(48)
-    head, parameters = model.engine.new_view(), list(model.policy.parameters())
-    batch = normalize_advantages(next(iter(model.rollout_buffer.storage.minibatches(41))))
-    gaps = np.setdiff1d(np.arange(len(batch.actions)), batch.sequences.rows.numpy())
-    assert len(gaps) > 3
-    assert batch.action_masks[gaps].all()
-    assert not batch.observations[gaps].any()
-    clean = loss_terms(head, batch, NUMBERS)["loss"]
-    wanted = torch.autograd.grad(clean, parameters)
-    batch.observations[gaps], batch.actions[gaps] = 7.0, 1
-    dirty = loss_terms(head, batch, NUMBERS)["loss"]
-    assert torch.equal(clean, dirty)
-    assert all(map(torch.equal, wanted, torch.autograd.grad(dirty, parameters)))
-
-
 @EACH_SPACE
 def test_evaluation_and_zips_hand_over_masks_and_memory(actions: spaces.Space, tmp_path: Path):
     model = model_of(actions, engine=UNPADDED).learn(48)

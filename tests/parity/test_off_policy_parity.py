@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -11,6 +10,7 @@ import pytest
 import stable_baselines3
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
@@ -76,7 +76,9 @@ class Normed(BaseFeaturesExtractor):
 
 
 def tracks(algorithm: str, count: int, kind: str = "vector") -> VecEnv:
-    return DummyVecEnv([lambda: Track(algorithm, kind)] * count)
+    normalised = kind == "normalised"
+    envs = DummyVecEnv([lambda: Track(algorithm, "vector" if normalised else kind)] * count)
+    return VecNormalize(envs) if normalised else envs
 
 
 def trained(algorithm: str, make: Any, env: VecEnv, **changes: Any) -> Any:
@@ -86,8 +88,54 @@ def trained(algorithm: str, make: Any, env: VecEnv, **changes: Any) -> Any:
     return make(policy + "Policy", env, **settings).learn(STEPS[algorithm], log_interval=None)
 
 
-def assert_equal(algorithm: str, envs: Callable[[], VecEnv], **changes: Any) -> None:
-    ours, stock = (trained(algorithm, make, envs(), **changes) for make in PAIRS[algorithm])
+ROUNDS = {"train_freq": 3, "gradient_steps": 2, "tau": 0.5}
+CNN = {"policy_kwargs": {"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}}}
+KEYED = {"policy_kwargs": {"net_arch": [8], "features_extractor_kwargs": {"cnn_output_dim": 8}}}
+
+
+LEAN = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
+WINDOW = {"replay_buffer_class": NStepReplayBuffer, "gamma": 0.9}
+NOISE = {"action_noise": NormalActionNoise(np.zeros(2), 0.1 * np.ones(2))}
+HER: dict[str, Any] = {"replay_buffer_class": HerReplayBuffer}
+SHARED = {"policy_kwargs": {"share_features_extractor": True, **CNN["policy_kwargs"]}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "count", "changes"),
+    [
+        ("DQN", 1, {}),
+        ("DQN", 5, {"n_steps": 3}),
+        ("DQN", 2, WINDOW),
+        ("DQN", 2, {**WINDOW, "replay_buffer_kwargs": {"n_steps": 4, "gamma": 0.95}}),
+        ("DQN", 4, ROUNDS),
+        ("DQN", 3, {"gradient_steps": -1}),
+        ("DQN", 1, {"train_freq": (2, "episode")}),
+        ("DQN", 2, LEAN),
+        ("DQN", 4, {"kind": "normalised"}),
+        ("DQN", 2, {"kind": "image", **CNN}),
+        ("DQN", 2, {"kind": "dict", **KEYED}),
+        ("DQN", 2, {"kind": "goal", **HER, "replay_buffer_kwargs": {"n_sampled_goal": 2}}),
+        ("DQN", 2, {"kind": "goal", **HER, "replay_buffer_kwargs": {"copy_info_dict": True}}),
+        ("SAC", 1, {}),
+        ("SAC", 3, {**ROUNDS, "target_update_interval": 2, "n_steps": 3}),
+        ("SAC", 2, {"gradient_steps": -1, "ent_coef": 0.2}),
+        ("SAC", 1, {"train_freq": (2, "episode"), "ent_coef": "auto_0.1", "target_entropy": -3.0}),
+        ("SAC", 2, {"use_sde": True, "sde_sample_freq": 3, "use_sde_at_warmup": True}),
+        ("SAC", 1, {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(2), 0.1 * np.ones(2))}),
+        ("SAC", 1, {"learning_rate": lambda left: left * 1e-3, "policy_kwargs": {"n_critics": 3, "net_arch": []}}),
+        ("SAC", 1, {"policy_kwargs": {"features_extractor_class": Normed, "net_arch": [8]}}),
+        ("SAC", 1, LEAN),
+        ("SAC", 4, {"kind": "normalised", **NOISE}),
+        ("SAC", 2, {"kind": "image", **SHARED}),
+        ("SAC", 2, {"kind": "dict", **KEYED}),
+        ("SAC", 2, {"kind": "goal", **HER, "learning_starts": 28}),
+    ],
+)
+def test_same_actions_batches_and_weights(algorithm: str, count: int, changes: dict[str, Any]):
+    kind, settings = changes.get("kind", "vector"), {key: value for key, value in changes.items() if key != "kind"}
+    if kind not in ("vector", "normalised"):
+        settings = {"batch_size": 8, **settings}
+    ours, stock = (trained(algorithm, make, tracks(algorithm, count, kind), **settings) for make in PAIRS[algorithm])
     assert ours._n_updates == stock._n_updates > 0
     assert ours.num_timesteps == stock.num_timesteps
     for name, value in stock.policy.state_dict().items():
@@ -107,51 +155,6 @@ def assert_equal(algorithm: str, envs: Callable[[], VecEnv], **changes: Any) -> 
             np.testing.assert_array_equal(getattr(ours.replay_buffer, name), getattr(stock.replay_buffer, name))
 
 
-ROUNDS = {"train_freq": 3, "gradient_steps": 2, "tau": 0.5}
-CNN = {"policy_kwargs": {"net_arch": [8], "features_extractor_kwargs": {"features_dim": 8}}}
-KEYED = {"policy_kwargs": {"net_arch": [8], "features_extractor_kwargs": {"cnn_output_dim": 8}}}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "count", "changes"),
-    [
-        ("DQN", 1, {}),
-        ("DQN", 5, {"n_steps": 3}),
-        ("DQN", 4, ROUNDS),
-        ("DQN", 3, {"gradient_steps": -1}),
-        ("DQN", 1, {"train_freq": (2, "episode")}),
-        ("DQN", 2, {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}),
-        ("SAC", 1, {}),
-        ("SAC", 3, {**ROUNDS, "target_update_interval": 2, "n_steps": 3}),
-        ("SAC", 2, {"gradient_steps": -1, "ent_coef": 0.2}),
-        ("SAC", 1, {"train_freq": (2, "episode"), "ent_coef": "auto_0.1", "target_entropy": -3.0}),
-        ("SAC", 2, {"use_sde": True, "sde_sample_freq": 3, "use_sde_at_warmup": True}),
-        ("SAC", 1, {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(2), 0.1 * np.ones(2))}),
-        ("SAC", 1, {"learning_rate": lambda left: left * 1e-3, "policy_kwargs": {"n_critics": 3, "net_arch": []}}),
-        ("SAC", 1, {"policy_kwargs": {"features_extractor_class": Normed, "net_arch": [8]}}),
-        ("SAC", 1, {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}),
-    ],
-)
-def test_settings(algorithm: str, count: int, changes: dict[str, Any]):
-    assert_equal(algorithm, lambda: tracks(algorithm, count), **changes)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "kind", "changes"),
-    [
-        ("DQN", "image", CNN),
-        ("DQN", "dict", KEYED),
-        ("SAC", "image", {"policy_kwargs": {"share_features_extractor": True, **CNN["policy_kwargs"]}}),
-        ("SAC", "dict", KEYED),
-        ("SAC", "goal", {"replay_buffer_class": HerReplayBuffer, "learning_starts": 28}),
-        ("DQN", "goal", {"replay_buffer_class": HerReplayBuffer, "replay_buffer_kwargs": {"n_sampled_goal": 2}}),
-        ("DQN", "goal", {"replay_buffer_class": HerReplayBuffer, "replay_buffer_kwargs": {"copy_info_dict": True}}),
-    ],
-)
-def test_observations(algorithm: str, kind: str, changes: dict[str, Any]):
-    assert_equal(algorithm, lambda: tracks(algorithm, 2, kind), batch_size=8, **changes)
-
-
 def test_an_algorithm_of_sb3_learns_the_same_from_our_hindsight():
     settings: Any = {"learning_starts": 28, "batch_size": 16, "buffer_size": 30, "policy_kwargs": {"net_arch": [8]}}
     weights = []
@@ -162,12 +165,6 @@ def test_an_algorithm_of_sb3_learns_the_same_from_our_hindsight():
     stock, ours = weights
     for name, value in stock.items():
         assert torch.equal(ours[name], value), name
-
-
-@pytest.mark.parametrize("algorithm", PAIRS)
-def test_normalised_observations_and_rewards(algorithm: str):
-    noise = {"action_noise": NormalActionNoise(np.zeros(2), 0.1 * np.ones(2))} if algorithm == "SAC" else {}
-    assert_equal(algorithm, lambda: VecNormalize(tracks(algorithm, 4)), **noise)
 
 
 @pytest.mark.parametrize("algorithm", PAIRS)

@@ -16,6 +16,7 @@ import fasttrain as ours
 from conftest import Finished, RunCommand
 from fasttrain.algos.recurrent_policies import GRU
 from fasttrain.runs.evaluate import evaluate
+from messages import assert_says, wrong_inputs
 from plain_env import PlainEnv
 from toys import RandomEnv
 
@@ -99,39 +100,14 @@ class Picture(RandomEnv):
         super().__init__(spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2))
 
 
-FAST = ("engine=fast",)
-GRU_OF_STOCK, INPUTS = "stock has the LSTM alone", "algo.memory_inputs=[action]"
-REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "stock": ((*CART, "engine=stock", "algo.cell=gru"), f"algo.cell=gru with engine=stock: {GRU_OF_STOCK}"),
-    "exact": (("+profile=exact", *CART, "algo.cell=gru"), f"algo.cell=gru with profile=exact: {GRU_OF_STOCK}"),
-    "kernels": ((*CART, *FAST, "vec_env=dummy", "algo.cell=gru", "fused_update=on"),
-                "fused_update=on: no compiled kernels for this policy (a GRU is computed on PyTorch: "),
-    "no such input": ((*CART, *FAST, "algo.memory_inputs=[time]"), "algo.memory_inputs"),
-    "inputs without memory": (("env.id=CartPole-v1", "algo=dqn", INPUTS), "memory_inputs has no effect with algo=dqn"),
-    "twice": ((*CART, *FAST, "algo.policy_kwargs.cell=gru"), "algo.policy_kwargs.cell: use algo.cell=…"),
-    "the LSTM's arguments": ((*CART, *FAST, "vec_env=dummy", "algo.cell=gru",
-                              "algo.policy_kwargs.lstm_kwargs={bias: false}"),
-                             "cell=gru with lstm_kwargs={'bias': False}"),
-    "native": ((*SKULL, *FAST, "vec_env=native", INPUTS),
-               "algo.memory_inputs=['action'] does not go with the native batch of fasttrain/SkullKing-v0"),
-    "a VectorEnv": ((*CART, *FAST, "vec_env=vector", INPUTS), "['action'] does not go with a VectorEnv"),
-    "a VectorEnv's resets": ((*CART, *FAST, "vec_env=vector"), "resets in the step after an episode's end"),
-    "engines": (("env=go", "algo=maskable_recurrent_ppo", *FAST, INPUTS), "does not go with env.backend=daemons"),
-    "self-play": ((*SKULL, *FAST, "opponent=self", "vec_env=auto", INPUTS),
-                  "opponent=self with algo.memory_inputs: the opponents see the env's own observations"),
-    "images": (("env.entry_point=test_recurrent_runs:Picture", *CART[1:], *FAST, INPUTS),
-               "numbers are added to a Box with one axis or to a Dict: put images into a Dict"),
-    "low precision": ((*CART, *FAST, "use_amp=on"), "use_amp"),
-    "compiled": ((*CART, *FAST, "use_compile=on"), "use_compile"),
-    "in parts": ((*CART, *FAST, "gradient_accumulation=2"), "gradient_accumulation"),
-    "masked stock": ((*SKULL, "engine=stock"), "engine=stock"),
-}  # fmt: skip
+WRONG = "settings that do not go with memory"
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_go_with_memory_is_refused_by_name(fasttrain: RunCommand, case: str):
-    typed, message = REFUSED[case]
-    fasttrain(*typed, "checkup=off", "total_timesteps=2048").refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs(WRONG))
+def test_what_does_not_go_with_memory_is_refused_by_name(fasttrain: RunCommand, typed: str):
+    done = fasttrain(*typed.split(), "checkup=off", "total_timesteps=2048")
+    done.refused()
+    assert_says(WRONG, typed, done.err.strip())
 
 
 class FirstTold(PlainEnv):
