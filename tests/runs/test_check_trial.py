@@ -11,6 +11,7 @@ from fasttrain.runs import check as module
 from fasttrain.runs.check import step_times, with_trial
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
+from resume_cases import episodes_of
 
 CLOSE = EnvFacts(native=False, step_s=60e-6)  # 8 envs: 0.5 ms one after another, about as much in two workers
 SLOW = CLOSE._replace(step_s=0.235)
@@ -24,22 +25,14 @@ def after_trial(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, *arguments: st
     return with_trial(facts, resolve(config, {}, facts, TWO), TWO, Console(quiet=True)).tried
 
 
-@pytest.mark.parametrize(
-    ("facts", "arguments"),
-    [
-        (CLOSE._replace(step_s=5e-6), ()),
-        (CLOSE._replace(step_s=5e-3, cpu_share=0.0), ()),
-        (CLOSE._replace(step_s=None), ("vec_env=dummy",)),
-        (CLOSE, ("vec_env=dummy",)),
-        (CLOSE, ("deterministic=true",)),
-        (CLOSE, ("env.on_env_error=restart",)),
-        (CLOSE, ("num_envs=1",)),
-        (CLOSE, ("total_timesteps=10000",)),
-    ],
-)
-def test_only_a_close_call_is_tried(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, arguments: tuple[str, ...]):
-    assert after_trial(monkeypatch, facts, *arguments) is None
+def test_only_a_close_call_is_tried(monkeypatch: pytest.MonkeyPatch):
     assert after_trial(monkeypatch, CLOSE) == (5e-4, 2e-4)
+    for changed in ({"step_s": 5e-6}, {"step_s": 5e-3, "cpu_share": 0.0}):
+        assert after_trial(monkeypatch, CLOSE._replace(**changed)) is None, changed
+    assert after_trial(monkeypatch, CLOSE._replace(step_s=None), "vec_env=dummy") is None
+    for typed in ("vec_env=dummy", "deterministic=true", "env.on_env_error=restart", "num_envs=1",
+                  "total_timesteps=10000"):  # fmt: skip
+        assert after_trial(monkeypatch, CLOSE, typed) is None, typed
 
 
 @pytest.mark.parametrize(
@@ -105,9 +98,7 @@ def test_a_training_is_the_one_it_would_have_been(fasttrain: RunCommand, monkeyp
     first = fasttrain(*small, "vec_env=auto").ok()
     (reason,) = (row["reason"] for row in first.json("plan.json")["flags"] if row["flag"] == "vec_env")
     assert reason.startswith("tried: ")
-    columns = [line.split(",")[:4] for line in (first.folder / "episodes.csv").read_text().splitlines()]
-    second = fasttrain(*small, "vec_env=dummy")
-    assert [line.split(",")[:4] for line in (second.folder / "episodes.csv").read_text().splitlines()] == columns
+    assert episodes_of(fasttrain(*small, "vec_env=dummy").folder) == episodes_of(first.folder)
 
 
 @pytest.mark.parametrize(("takes", "expected"), [((5e-4, 1e-4), "vector"), ((1e-4, 5e-4), "dummy")])

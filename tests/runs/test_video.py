@@ -18,6 +18,7 @@ from fasttrain.runs import video
 from fasttrain.runs.video import picture
 from fasttrain.spec.plain import to_dict
 from fasttrain_report.index import write_report
+from messages import assert_says, wrong_inputs
 from plain_env import PlainEnv
 
 needs_imageio = pytest.mark.skipif(
@@ -139,22 +140,12 @@ def test_cart_pole_at_its_own_pace(run: Callable[..., Path], fasttrain: RunComma
 
 
 @needs_imageio
-@pytest.mark.parametrize(
-    ("more", "typed", "message"),
-    [
-        ([], ["output=game.avi"], "output=game.avi: play writes videos; name a file that ends in .mp4 or .gif"),
-        ([], ["output=no/game.mp4"], "output=no/game.mp4: name a file in a folder that exists"),
-        ([], ["play.human=true"], "output=game.mp4 contradicts play.human=true"),
-        ([], ["play.speed=9"], "play.speed=9 has no effect with output=game.mp4"),
-        (["env.kwargs.modes=[human]"], [], "draws itself only as human, but a video takes pictures: give it a render"),
-        (["env.kwargs.draws=text"], [], "render() gave str <U5 () under render_mode='rgb_array'"),
-        (["env.kwargs.draws=late"], [], "render() failed under render_mode='rgb_array': RuntimeError: out of paint"),
-    ],
-)
-def test_wrong_input_is_one_line_and_leaves_nothing(
-    run: Callable[..., Path], fasttrain: RunCommand, more: list[str], typed: list[str], message: str
-):
-    fasttrain("play", f"run={run('dot', *more)}", "output=game.mp4", *typed).refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs("videos"))
+def test_wrong_input_is_one_line_and_leaves_nothing(run: Callable[..., Path], fasttrain: RunCommand, typed: str):
+    of_the_run, of_play = ([typed], []) if typed.startswith("env.") else ([], [typed])
+    done = fasttrain("play", f"run={run('dot', *of_the_run)}", "output=game.mp4", *of_play)
+    done.refused()
+    assert_says("videos", typed, done.err)
     assert not Path("game.mp4").exists()
 
 
