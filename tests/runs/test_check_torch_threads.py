@@ -1,5 +1,3 @@
-"""One thread or one per core: what is faster is taken, and trying it changes nothing of the model."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

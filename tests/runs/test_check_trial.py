@@ -90,7 +90,6 @@ def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_training_is_the_one_it_would_have_been(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    """`vec_env=dummy` typed against the same after a trial: the same episodes."""
     small = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "num_envs=2", "total_timesteps=256",
              "algo.rollout_size=128", "batch_size=64", "eval.episodes=2", "fused_update=off")  # fmt: skip
     monkeypatch.setattr(module, "step_costs", lambda *_: (1.0, 1.0, 2))

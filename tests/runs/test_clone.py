@@ -1,5 +1,3 @@
-"""Behaviour cloning, from the command to a run that goes on from it."""
-
 from __future__ import annotations
 
 import re

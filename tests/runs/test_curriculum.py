@@ -1,5 +1,3 @@
-"""How tasks are drawn, what is counted of them, and runs that train with them."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Recorded decisions: what is recorded, and files that do not fit."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,8 +17,6 @@ SEEN, DISCRETE = spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 
 
 class Right:
-    """Goes right."""
-
     def act(self, observations: Any, action_masks: Any, envs: NDArray[np.int64]) -> NDArray[Any]:
         return np.ones(len(envs), np.int64)
 

@@ -1,5 +1,3 @@
-"""Figures of the phases of a game."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

@@ -142,7 +142,6 @@ def test_plan_json_says_where_each_value_came_from(trained: RunCommand, monkeypa
 
 
 def test_shared_workers_learn_what_one_process_learns(fasttrain: RunCommand):
-    """`vec_env` is of class exact: same seed, same model."""
     one, other = (fasttrain("+profile=exact", *CARTPOLE, f"vec_env={kind}") for kind in ("dummy", "shared"))
     assert weights(one, PPO) == weights(other, PPO)
     assert one.json("summary.json")["quality"]["mean_reward"] == other.json("summary.json")["quality"]["mean_reward"]

@@ -192,7 +192,7 @@ def test_a_video_in_the_training_changes_nothing_of_what_is_learned_and_is_cut_a
 
 
 @needs_imageio
-def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand):
+def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand, run: Callable[..., Path]):
     done = fasttrain(*SMALL, "video.every=256", "env.kwargs.draws=late", "eval_async=false")
     assert (done.exit_code, done.err) == (0, "")
     assert "[VIDEO] videos/step_256.mp4 could not be made (" in done.out
@@ -201,3 +201,7 @@ def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand):
     fasttrain(*SMALL, "video.every=256", "env.kwargs.modes=[ansi]").refused(
         "draws itself only as ansi, but a video takes p"
     )
+    fasttrain("play", f"run={run('dot', 'env.kwargs.draws=late')}", "output=game.mp4").refused(
+        "render() failed under render_mode='rgb_array': RuntimeError: out of paint"
+    )
+    assert not Path("game.mp4").exists()

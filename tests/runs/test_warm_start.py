@@ -1,5 +1,3 @@
-"""Trainings that begin with the weights of another model."""
-
 from __future__ import annotations
 
 import zipfile
@@ -39,13 +37,28 @@ def test_the_weights_are_taken(updates: str, first: Finished, fasttrain: RunComm
         assert torch.allclose(weights(run)[name], tensor, atol=1e-20), name
 
 
-def test_a_zip_of_stock_sb3_serves(tmp_path: Path, fasttrain: RunCommand) -> None:
-    stock = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", seed=3, policy_kwargs={"net_arch": [8]}, device="cpu")
+CART = ("env.id=CartPole-v1", "env.entry_point=null", *SMALL, *STILL)
+
+
+@pytest.fixture
+def stock() -> stable_baselines3.PPO:
+    return stable_baselines3.PPO("MlpPolicy", "CartPole-v1", seed=3, policy_kwargs={"net_arch": [8]}, device="cpu")
+
+
+def test_a_zip_of_stock_sb3_serves(stock: stable_baselines3.PPO, tmp_path: Path, fasttrain: RunCommand) -> None:
     stock.save(tmp_path / "stock.zip")
-    cart = [text for text in BASE if not text.startswith("env.")]
-    run = fasttrain(*cart, *SMALL, *STILL, "env.id=CartPole-v1", f"init_from={tmp_path / 'stock.zip'}").ok()
+    run = fasttrain(*BASE, *CART, f"init_from={tmp_path / 'stock.zip'}").ok()
     for name, tensor in stock.policy.state_dict().items():
         assert torch.allclose(weights(run)[name], tensor, atol=1e-20), name
+
+
+def test_a_model_that_is_not_finite_is_refused(
+    stock: stable_baselines3.PPO, tmp_path: Path, fasttrain: RunCommand
+) -> None:
+    with torch.no_grad():
+        stock.policy.value_net.weight[0, 0] = float("nan")
+    stock.save(tmp_path / "nan.zip")
+    fasttrain(*BASE, *CART, f"init_from={tmp_path / 'nan.zip'}").refused("are not finite (value_net.weight)")
 
 
 def test_what_does_not_fit_stays_fresh_and_is_named(first: Finished, fasttrain: RunCommand) -> None:
@@ -92,13 +105,3 @@ def test_a_file_that_is_no_model_is_refused_before_any_env_starts(
 def test_another_algorithms_network_fits_nowhere(first: Finished, fasttrain: RunCommand) -> None:
     dqn = ("algo=dqn", "env.entry_point=toys:Corridor", "vec_env=dummy", "engine=fast", "total_timesteps=100")
     fasttrain(*dqn, f"init_from={first.folder}", "eval.episodes=0").refused("no part of it fits this run's network")
-
-
-def test_a_model_that_is_not_finite_is_refused(tmp_path: Path, fasttrain: RunCommand) -> None:
-    stock = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, device="cpu")
-    with torch.no_grad():
-        stock.policy.value_net.weight[0, 0] = float("nan")
-    stock.save(tmp_path / "nan.zip")
-    cart = [text for text in BASE if not text.startswith("env.")]
-    run = fasttrain(*cart, *SMALL, "env.id=CartPole-v1", f"init_from={tmp_path / 'nan.zip'}")
-    run.refused("are not finite (value_net.weight)")

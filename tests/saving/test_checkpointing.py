@@ -1,5 +1,3 @@
-"""When checkpoints are written, and what happens if they cannot be."""
-
 from __future__ import annotations
 
 import errno
