@@ -52,10 +52,7 @@ class Dot(PlainEnv):
         return np.array([self.time / self.length], np.float32)
 
 
-ARGUMENTS = {
-    "dot": (f"env.entry_point={__name__}:Dot", "algo=ppo"),
-    "pole": ("env.id=CartPole-v1", "algo=ppo"),
-}
+ARGUMENTS = {"dot": (f"env.entry_point={__name__}:Dot", "algo=ppo"), "pole": ("env.id=CartPole-v1", "algo=ppo")}
 SMALL = (*ARGUMENTS["dot"], "+profile=speed", "total_timesteps=256", "algo.rollout_size=128", "batch_size=64",
          "num_envs=2", "algo.n_epochs=1", "vec_env=dummy", "eval.episodes=4", "torch_threads=1", "checkup=off",
          "fused_update=off")  # fmt: skip
