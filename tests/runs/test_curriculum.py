@@ -50,21 +50,13 @@ def test_learnability_needs_to_be_told_who_won() -> None:
         sampler(by="learnability").on_episode("a", 1.0, 1, None)
 
 
-def test_stages_of_a_schedule_follow_env_steps() -> None:
-    draws = sampler(schedule=([0, ["a"]], [1000, ["b", "c"]]))
+def test_stages_of_a_schedule_follow_env_steps_though_a_mean_before_was_never_reached() -> None:
+    draws = sampler(schedule=([0, ["a"]], [{"win_rate": 0.6}, ["b"]], [1000, ["b", "c"]], [{"reward": 3}, ["a", "c"]]))
     draws.on_step(999)
-    assert shares(draws, 100) == [1.0, 0.0, 0.0]
-    draws.on_step(1000)
-    assert shares(draws)[0] == 0.0
-    assert draws.stage == 1
-
-
-def test_a_stage_begins_at_its_step_where_the_mean_before_it_was_never_reached() -> None:
-    draws = sampler(schedule=([0, ["a"]], [{"win_rate": 0.6}, ["b"]], [1000, ["c"]], [{"reward": 3}, ["a", "c"]]))
-    draws.on_step(999)
-    assert draws.stage == 0
+    assert (draws.stage, shares(draws, 100)) == (0, [1.0, 0.0, 0.0])
     draws.on_step(1000)
     assert draws.stage == 2
+    assert shares(draws)[0] == 0.0
 
 
 def test_a_stage_begins_by_a_mean_and_ends_where_it_falls_below_another() -> None:
