@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 from unittest.mock import Mock
 
@@ -78,10 +79,12 @@ def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch
 
 
 def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "TURN_S", 0.0)
+    monkeypatch.setattr(module, "TURN_S", 0.01)
     masked = ("env.entry_point=worker_toys:Walker", "env.kwargs.number=0", "algo=maskable_ppo", "num_envs=2")
     alone, shared = (configured(*masked, "engine=fast", f"vec_env={kind}") for kind in ("dummy", "shared"))
     assert all(0 < seconds < 10 for seconds in step_times(alone, shared))
+    alone = configured("env.id=CartPole-v1", "algo=ppo", "engine=fast", "num_envs=2", "vec_env=dummy")
+    assert all(0 < seconds < 10 for seconds in step_times(alone, dataclasses.replace(alone, vec_env="vector")))
     built = Mock()
     monkeypatch.setattr(module, "build_vec_env", Mock(side_effect=[built, OSError("the port is taken")]))
     with pytest.raises(OSError, match="port"):

@@ -18,7 +18,7 @@ from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise
 
 import fasttrain
 from conftest import configured
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import settle_engine, settle_kernels
 from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
@@ -246,3 +246,13 @@ def test_fused_update_puts_the_kernels_to_work_or_says_why_not(fused: str, activ
     row = plan.row("fused_update")
     assert row.effective == plan.config.fused_update == expected
     assert "compiled kernels do not compute GELU" in row.reason or activation != "gelu"
+
+
+def test_env_facts_build_the_env_once_and_time_it_only_where_the_plan_must_choose():
+    assert env_facts(configured("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")).step_s is None
+    measured = env_facts(configured("env.id=CartPole-v1", "algo=ppo", "vec_env=auto")).step_s
+    assert measured is not None
+    assert measured > 0
+    assert env_facts(configured("+profile=speed")) == EnvFacts(True, None)
+    with pytest.raises(EnvSpecError, match="offers no action masks"):
+        env_facts(configured("env.id=CartPole-v1"))
