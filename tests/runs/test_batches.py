@@ -15,6 +15,7 @@ from fasttrain.envs.checkup import CheckupResult
 from fasttrain.runs import check
 from fasttrain.runs.batches import checkup_of_game, has_vector_form
 from fasttrain_engines.vec_env import DaemonVecEnv
+from messages import assert_says, wrong_inputs
 
 SHORT = ("total_timesteps=512", "eval.episodes=4", "num_envs=4", "algo=ppo", "algo.n_epochs=1", "env.backend=vector")
 CARTPOLE, COUNTING = "env.id=CartPole-v1", "env.entry_point=counting_vector:Counting"
@@ -38,32 +39,18 @@ def test_the_command_takes_a_registered_form_and_a_class(vector: RunCommand, fas
     assert done.json("summary.json")["quality"]["mean_reward"] == 4.5  # 3, 4, 5 and 6 steps
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ([CARTPOLE, "engine=stock"], "resets in the step after an episode's end, and algo=ppo with engine=stock"),
-        ([CARTPOLE, "env.frame_stack=2"], "which env.frame_stack does not allow"),
-        ([CARTPOLE, "vec_env=shared"], "vec_env=shared with env.backend=vector"),
-        (["env.id=Pendulum-v1"], "env.id=Pendulum-v1 has no vector_entry_point"),
-        ([COUNTING, "env.wrappers=[a:B]"], "env.wrappers=['a:B'] does not go with a VectorEnv"),
-    ],
-)
-def test_what_does_not_go_together_is_told(typed: list[str], told: str, vector: RunCommand):
-    vector(*typed).refused(told)
+@pytest.mark.parametrize("typed", wrong_inputs("VectorEnvs"))
+def test_what_does_not_go_together_is_told(typed: str, vector: RunCommand):
+    done = vector(*typed.split())
+    done.refused()
+    assert_says("VectorEnvs", typed, done.err)
 
 
-@pytest.mark.parametrize(
-    ("typed", "has"),
-    [
-        (["+profile=speed"], True),
-        (["+profile=exact"], False),
-        (["+profile=speed", "env.id=Acrobot-v1"], False),
-        (["+profile=speed", "action_repeat=2"], False),
-        (["+profile=speed", "env.id=NoSuchEnv-v3"], False),
-    ],
-)
-def test_auto_considers_it_where_nothing_is_asked_of_single_envs(typed: list[str], has: bool):
-    assert has_vector_form(configured(CARTPOLE, "algo=ppo", *typed)) is has
+def test_auto_considers_it_where_nothing_is_asked_of_single_envs():
+    assert has_vector_form(configured(CARTPOLE, "algo=ppo", "+profile=speed"))
+    for typed in ("env.id=Acrobot-v1", "action_repeat=2", "env.id=NoSuchEnv-v3"):
+        assert not has_vector_form(configured(CARTPOLE, "algo=ppo", "+profile=speed", typed)), typed
+    assert not has_vector_form(configured(CARTPOLE, "algo=ppo", "+profile=exact"))
 
 
 @pytest.fixture

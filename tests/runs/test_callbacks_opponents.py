@@ -6,6 +6,7 @@ import torch
 from conftest import RunCommand
 from fasttrain.runs.parts import pool_file
 from fasttrain.spec.infos import score_of
+from messages import assert_says, wrong_inputs
 
 PLAIN = (
     "env.game=duels:GAME", "engine=fast", "num_envs=4",
@@ -39,25 +40,11 @@ def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_
     assert summary["perf"]["enemy_turn_ms"] > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("engine=stock",), "opponent=self with engine=stock"),
-        (("vec_env=subproc",), "opponent=self with vec_env=subproc"),
-        (("env.frame_stack=2",), "opponent=self with env.frame_stack"),
-        (("action_repeat=2",), "opponent=self with action_repeat"),
-        (("env.info_keys=[by]",), "opponent=self with env.info_keys"),
-        (("env.max_episode_steps=3",), "opponent=self with env.max_episode_steps"),
-        (("env.on_env_error=restart", "vec_env=shared"), "opponent=self with env.on_env_error=restart"),
-        (("env.kwargs.opponent=zero",), "opponent=self and env.kwargs.opponent set the same thing"),
-        (("opponent=zero",), "self_play.pool has no effect without opponent=self"),
-        (("env.game=duels:UNMEASURED",), "evaluations need a fixed opponent; set eval_opponent in the GameSpec"),
-        (("env.game=duels:ONE_SIDED",), "opponent=self with env.entry_point=duels:Duel: fasttrain knows no opponents"),
-        (("self_play.every=0",), "self_play.every=0: must be at least 1"),
-    ],
-)
-def test_what_cannot_be(fasttrain: RunCommand, arguments: tuple[str, ...], says: str):
-    fasttrain(*DUEL, *PPO, "vec_env=dummy", *arguments).refused(says)
+@pytest.mark.parametrize("typed", wrong_inputs("self-play"))
+def test_what_cannot_be(fasttrain: RunCommand, typed: str):
+    done = fasttrain(*DUEL, *PPO, "vec_env=dummy", *typed.split())
+    done.refused()
+    assert_says("self-play", typed, done.err)
 
 
 def test_a_fixed_opponent_by_its_short_name_and_reward_terms(fasttrain: RunCommand):

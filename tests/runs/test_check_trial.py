@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ from fasttrain.runs import check as module
 from fasttrain.runs.check import step_times, with_trial
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
+from resume_cases import episodes_of
 
 CLOSE = EnvFacts(native=False, step_s=60e-6)  # 8 envs: 0.5 ms one after another, about as much in two workers
 SLOW = CLOSE._replace(step_s=0.235)
@@ -24,22 +26,14 @@ def after_trial(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, *arguments: st
     return with_trial(facts, resolve(config, {}, facts, TWO), TWO, Console(quiet=True)).tried
 
 
-@pytest.mark.parametrize(
-    ("facts", "arguments"),
-    [
-        (CLOSE._replace(step_s=5e-6), ()),
-        (CLOSE._replace(step_s=5e-3, cpu_share=0.0), ()),
-        (CLOSE._replace(step_s=None), ("vec_env=dummy",)),
-        (CLOSE, ("vec_env=dummy",)),
-        (CLOSE, ("deterministic=true",)),
-        (CLOSE, ("env.on_env_error=restart",)),
-        (CLOSE, ("num_envs=1",)),
-        (CLOSE, ("total_timesteps=10000",)),
-    ],
-)
-def test_only_a_close_call_is_tried(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, arguments: tuple[str, ...]):
-    assert after_trial(monkeypatch, facts, *arguments) is None
+def test_only_a_close_call_is_tried(monkeypatch: pytest.MonkeyPatch):
     assert after_trial(monkeypatch, CLOSE) == (5e-4, 2e-4)
+    for changed in ({"step_s": 5e-6}, {"step_s": 5e-3, "cpu_share": 0.0}):
+        assert after_trial(monkeypatch, CLOSE._replace(**changed)) is None, changed
+    assert after_trial(monkeypatch, CLOSE._replace(step_s=None), "vec_env=dummy") is None
+    for typed in ("vec_env=dummy", "deterministic=true", "env.on_env_error=restart", "num_envs=1",
+                  "total_timesteps=10000"):  # fmt: skip
+        assert after_trial(monkeypatch, CLOSE, typed) is None, typed
 
 
 @pytest.mark.parametrize(
@@ -85,10 +79,12 @@ def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch
 
 
 def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "TURN_S", 0.0)
+    monkeypatch.setattr(module, "TURN_S", 0.01)
     masked = ("env.entry_point=worker_toys:Walker", "env.kwargs.number=0", "algo=maskable_ppo", "num_envs=2")
     alone, shared = (configured(*masked, "engine=fast", f"vec_env={kind}") for kind in ("dummy", "shared"))
     assert all(0 < seconds < 10 for seconds in step_times(alone, shared))
+    alone = configured("env.id=CartPole-v1", "algo=ppo", "engine=fast", "num_envs=2", "vec_env=dummy")
+    assert all(0 < seconds < 10 for seconds in step_times(alone, dataclasses.replace(alone, vec_env="vector")))
     built = Mock()
     monkeypatch.setattr(module, "build_vec_env", Mock(side_effect=[built, OSError("the port is taken")]))
     with pytest.raises(OSError, match="port"):
@@ -97,7 +93,6 @@ def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_training_is_the_one_it_would_have_been(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    """`vec_env=dummy` typed against the same after a trial: the same episodes."""
     small = ("env.id=CartPole-v1", "algo=ppo", "engine=fast", "num_envs=2", "total_timesteps=256",
              "algo.rollout_size=128", "batch_size=64", "eval.episodes=2", "fused_update=off")  # fmt: skip
     monkeypatch.setattr(module, "step_costs", lambda *_: (1.0, 1.0, 2))
@@ -105,9 +100,7 @@ def test_a_training_is_the_one_it_would_have_been(fasttrain: RunCommand, monkeyp
     first = fasttrain(*small, "vec_env=auto").ok()
     (reason,) = (row["reason"] for row in first.json("plan.json")["flags"] if row["flag"] == "vec_env")
     assert reason.startswith("tried: ")
-    columns = [line.split(",")[:4] for line in (first.folder / "episodes.csv").read_text().splitlines()]
-    second = fasttrain(*small, "vec_env=dummy")
-    assert [line.split(",")[:4] for line in (second.folder / "episodes.csv").read_text().splitlines()] == columns
+    assert episodes_of(fasttrain(*small, "vec_env=dummy").folder) == episodes_of(first.folder)
 
 
 @pytest.mark.parametrize(("takes", "expected"), [((5e-4, 1e-4), "vector"), ((1e-4, 5e-4), "dummy")])

@@ -1,9 +1,6 @@
-"""Behaviour cloning, from the command to a run that goes on from it."""
-
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +9,7 @@ from numpy.typing import NDArray
 from stable_baselines3 import PPO
 
 from conftest import Finished, RunCommand
+from messages import assert_says, wrong_inputs
 
 CORRIDOR = ("+profile=speed", "algo=ppo", "env.entry_point=toys:Corridor", "vec_env=dummy", "num_envs=4", "checkup=off",
             "batch_size=32", "algo.net_arch=[16]", "eval.episodes=4")  # fmt: skip
@@ -111,22 +109,16 @@ def test_a_games_bot_is_imitated_under_its_masks(fasttrain: RunCommand) -> None:
     assert run.json("summary.json")["clone"]["decisions"] == len(actions) == 20 * 65
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (CORRIDOR, "clone needs clone.of"),
-        ((*CORRIDOR, "clone.of=hard"), "no such folder, and this environment has no bots"),
-        ((*CORRIDOR, "clone.of=toys:Corridor"), "it has no method act"),
-        ((*CORRIDOR, "clone.of=nothing.npz"), "nothing.npz"),
-        ((*CORRIDOR, "clone.of=test_clone:Wise", "env.normalize=[obs]"), "it needs statistics of a training"),
-        ((*SKULL, "clone.of=hardest"), "hardest"),
-        ((*SKULL, "clone.of=hard", "curriculum.tasks={early: {rounds: [1, 3]}}"), "curriculum.tasks has no effect"),
-        ((*CORRIDOR, "clone.of=test_clone:Alone"), "Alone.act returned actions of shape (), not (4,)"),
-        ((*CORRIDOR, "clone.of=test_clone:Wild"), "clone.of=test_clone:Wild: the action of row 0 is not in"),
-        (("algo=dqn", "env.id=CartPole-v1", "clone.of=x.npz"), "clone with algo=dqn"),
-    ],
-)
-def test_what_cannot_be_cloned_ends_in_one_line(
-    settings: tuple[str, ...], message: str, fasttrain: RunCommand, tmp_path: Path
-) -> None:
-    fasttrain("clone", *settings).refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs("clones"))
+def test_what_cannot_be_cloned_ends_in_one_line(typed: str, fasttrain: RunCommand) -> None:
+    done = fasttrain("clone", *CORRIDOR, *typed.split())
+    done.refused()
+    assert_says("clones", typed, done.err)
+
+
+@pytest.mark.parametrize("typed", wrong_inputs("clones of a bot"))
+def test_bots_that_cannot_be_cloned_end_in_one_line(typed: str, fasttrain: RunCommand) -> None:
+    done = fasttrain("clone", *SKULL, *typed.split())
+    done.refused()
+    assert_says("clones of a bot", typed, done.err)
+    fasttrain("clone", "algo=dqn", "env.id=CartPole-v1", "clone.of=x.npz").refused("clone with algo=dqn")

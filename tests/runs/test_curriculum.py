@@ -1,5 +1,3 @@
-"""How tasks are drawn, what is counted of them, and runs that train with them."""
-
 from __future__ import annotations
 
 import json
@@ -14,6 +12,7 @@ from conftest import Finished, RunCommand
 from fasttrain.errors import EnvError
 from fasttrain.runs.curriculum import TaskSampler
 from fasttrain.spec.curriculum import CurriculumConfig
+from messages import assert_says, wrong_inputs
 
 TASKS = {"a": {}, "b": {}, "c": {}}
 CORRIDOR = ("+profile=speed", "algo=ppo", "env.entry_point=toys:Corridor", "num_envs=4", "algo.rollout_size=128",
@@ -51,21 +50,13 @@ def test_learnability_needs_to_be_told_who_won() -> None:
         sampler(by="learnability").on_episode("a", 1.0, 1, None)
 
 
-def test_stages_of_a_schedule_follow_env_steps() -> None:
-    draws = sampler(schedule=([0, ["a"]], [1000, ["b", "c"]]))
+def test_stages_of_a_schedule_follow_env_steps_though_a_mean_before_was_never_reached() -> None:
+    draws = sampler(schedule=([0, ["a"]], [{"win_rate": 0.6}, ["b"]], [1000, ["b", "c"]], [{"reward": 3}, ["a", "c"]]))
     draws.on_step(999)
-    assert shares(draws, 100) == [1.0, 0.0, 0.0]
-    draws.on_step(1000)
-    assert shares(draws)[0] == 0.0
-    assert draws.stage == 1
-
-
-def test_a_stage_begins_at_its_step_where_the_mean_before_it_was_never_reached() -> None:
-    draws = sampler(schedule=([0, ["a"]], [{"win_rate": 0.6}, ["b"]], [1000, ["c"]], [{"reward": 3}, ["a", "c"]]))
-    draws.on_step(999)
-    assert draws.stage == 0
+    assert (draws.stage, shares(draws, 100)) == (0, [1.0, 0.0, 0.0])
     draws.on_step(1000)
     assert draws.stage == 2
+    assert shares(draws)[0] == 0.0
 
 
 def test_a_stage_begins_by_a_mean_and_ends_where_it_falls_below_another() -> None:
@@ -176,84 +167,21 @@ class Unsaved(EveryOther):
         self.state: Any = {"drawn": {1, 2}}
 
 
-class Interface:
-    """A curriculum with the methods of Syllabus' class Curriculum: it prefers the task with the least progress."""
-
-    def __init__(self, count: int) -> None:
-        self.progress, self.episodes = np.zeros(count), list[tuple[float, int, int]]()
-
-    def sample(self, k: int = 1) -> list[int]:
-        return [int(self.progress.argmin())] * k
-
-    def update_task_progress(self, task: int, progress: float, env_id: int | None = None) -> None:
-        self.progress[task] += progress
-
-    def update_on_episode(self, episode_return: float, length: int, task: int, progress: float) -> None:
-        self.episodes.append((episode_return, length, task))
-
-
-class Adapter:
-    """What a user writes to train with such a curriculum."""
-
-    def __init__(self, tasks: list[str]) -> None:
-        self.tasks, self.inner = tasks, Interface(len(tasks))
-
-    @property
-    def state(self) -> list[float]:
-        return self.inner.progress.tolist()
-
-    @state.setter
-    def state(self, stored: list[float]) -> None:
-        self.inner.progress[:] = stored
-
-    def sample(self) -> str:
-        return self.tasks[self.inner.sample(1)[0]]
-
-    def on_step(self, env_steps: int) -> None:
-        pass
-
-    def on_episode(self, task: str, episode_return: float, length: int, won: bool | None) -> None:
-        number = self.tasks.index(task)
-        self.inner.update_task_progress(number, 1.0)
-        self.inner.update_on_episode(episode_return, length, number, 1.0)
-
-
-def test_a_curriculum_with_the_methods_of_syllabus_draws(fasttrain: RunCommand) -> None:
-    run = fasttrain(*CORRIDOR, "vec_env=dummy", "curriculum.by=test_curriculum:Adapter", "checkpoint_every=256").ok()
-    counts = [each["episodes"] for each in run.json("summary.json")["tasks"].values()]
-    assert abs(counts[0] - counts[1]) <= 2 * 4 + 1, "as many of both, but for those that are under way"
-    (*_, newest) = sorted((run.folder / "checkpoints").iterdir())
-    stored = json.loads((newest / "state.json").read_text())["curriculum"]["draws"]
-    assert stored == counts
-
-
 def test_a_curriculum_of_the_users_own_draws(fasttrain: RunCommand) -> None:
-    run = fasttrain(
-        *CORRIDOR, "vec_env=dummy", "num_envs=1", "curriculum.by={curriculum: 'test_curriculum:EveryOther', first: 1}"
-    ).ok()
+    run = fasttrain(*CORRIDOR, "vec_env=dummy", "num_envs=1", "checkpoint_every=256",
+                    "curriculum.by={curriculum: 'test_curriculum:EveryOther', first: 1}").ok()  # fmt: skip
     played = [task for task, _ in episodes(run)]
     assert played == ["short" if index % 2 == 0 else "long" for index in range(len(played))]
+    (*_, newest) = sorted((run.folder / "checkpoints").iterdir())
+    stored = json.loads((newest / "state.json").read_text())["curriculum"]["draws"]
+    assert stored == 1 + len(played) + 2, "one more is under way, and one is drawn in advance"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("env.kwargs.reads=false",), "did not read length"),
-        (("env.kwargs.reads=false", "vec_env=shared"), "did not read length"),
-        (("curriculum.by=test_curriculum:Nothing",), "no method sample"),
-        (("curriculum.by=test_curriculum:Nobody",), "Nobody"),
-        (("curriculum.by=test_curriculum:Unsaved",), "a checkpoint cannot store its state {'drawn': {1, 2}}"),
-        (
-            ("env.wrappers=[test_curriculum:OwnTask]",),
-            "has its own entry 'task', where curriculum.tasks",
-        ),
-        (("env.kwargs.reads=false", "vec_env=subproc", "num_envs=2"), "did not read length"),
-        (("curriculum.weights={shrt: 2}",), "did you mean 'short'"),
-    ],
-)
-def test_wrong_curricula_end_in_one_line(settings: tuple[str, ...], message: str, fasttrain: RunCommand) -> None:
-    typed = settings if any(each.startswith("vec_env=") for each in settings) else ("vec_env=dummy", *settings)
-    fasttrain(*CORRIDOR, *typed).refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs("curricula"))
+def test_wrong_curricula_end_in_one_line(typed: str, fasttrain: RunCommand) -> None:
+    done = fasttrain(*CORRIDOR, "vec_env=dummy", *typed.split())
+    done.refused()
+    assert_says("curricula", typed, done.err)
 
 
 def test_a_native_game_takes_its_own_options(fasttrain: RunCommand) -> None:

@@ -1,5 +1,3 @@
-"""Recorded decisions: what is recorded, and files that do not fit."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,8 +17,6 @@ SEEN, DISCRETE = spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 
 
 class Right:
-    """Goes right."""
-
     def act(self, observations: Any, action_masks: Any, envs: NDArray[np.int64]) -> NDArray[Any]:
         return np.ones(len(envs), np.int64)
 
@@ -46,18 +42,15 @@ def test_whole_episodes_are_recorded_as_many_of_each_environment(shown: Demonstr
     assert (np.diff(steps)[~shown.episode_starts[1:]] == 1).all()
 
 
-def test_returns_are_discounted_within_an_episode() -> None:
-    starts = np.array([True, False, False, True, False])
-    rewards, cuts = np.array([1, 2, 4, 8, 16], np.float32), np.zeros(5, np.bool_)
-    few = Demonstrations(np.zeros((5, 1)), np.zeros(5, np.int64), None, starts, rewards, cuts)
-    np.testing.assert_allclose(few.returns(0.5), [1 + 1 + 1, 2 + 2, 4, 8 + 8, 16])
+def test_returns_are_discounted_within_an_episode_and_not_known_shortly_before_a_truncation() -> None:
+    def returns(starts: list[int], rewards: list[int], cuts: list[int], gamma: float) -> NDArray[Any]:
+        begins, ends, paid = np.array(starts, bool), np.array(cuts, bool), np.array(rewards, np.float32)
+        return Demonstrations(np.zeros((5, 1)), np.zeros(5, np.int64), None, begins, paid, ends).returns(gamma)
 
-
-def test_a_return_is_not_known_shortly_before_a_truncation() -> None:
-    starts, cuts = np.array([True, False, False, False, True]), np.array([False, False, False, True, False])
-    few = Demonstrations(np.zeros((5, 1)), np.zeros(5, np.int64), None, starts, np.ones(5, np.float32), cuts)
-    found = few.returns(0.3)  # what follows the truncation counts 0.0081, 0.027, 0.09 and 0.3
-    np.testing.assert_allclose(found, [1.417, 1.39, np.nan, np.nan, 1.0], rtol=1e-5)
+    whole = returns([1, 0, 0, 1, 0], [1, 2, 4, 8, 16], [0] * 5, 0.5)
+    np.testing.assert_allclose(whole, [1 + 1 + 1, 2 + 2, 4, 8 + 8, 16])
+    cut = returns([1, 0, 0, 0, 1], [1] * 5, [0, 0, 0, 1, 0], 0.3)  # what follows counts 0.0081, 0.027, 0.09 and 0.3
+    np.testing.assert_allclose(cut, [1.417, 1.39, np.nan, np.nan, 1.0], rtol=1e-5)
 
 
 def test_a_file_gives_back_what_was_saved(shown: Demonstrations, tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Each kind of training on a GPU, through the command line: it learns, is evaluated, goes on, and loads on the CPU."""
-
 from __future__ import annotations
 
 import importlib

@@ -14,6 +14,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs import envs as times
 from fasttrain.runs.envs import build_vec_env, check_native_options, engines_of, env_facts, env_times
 from fasttrain.spec.config import Config
+from messages import assert_says, wrong_inputs
 from plain_env import PlainEnv
 
 
@@ -112,30 +113,11 @@ def test_a_stacked_and_repeated_run_trains_and_is_evaluated_again(fasttrain: Run
         assert (quality["mean_length"], quality["mean_reward"]) == (3.0, 780.0)
 
 
-NATIVE = ("vec_env=native",)
-POOL = ("env=gym", "env.id=CartPole-v1", "env.backend=envpool", "algo=ppo")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ((*NATIVE, "env.max_episode_steps=9"), "env.max_episode_steps=9 does not go with the native batch of fasttr"),
-        ((*NATIVE, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with .* use vec_env=dummy or shared$"),
-        (("vec_env=auto", "action_repeat=2"), "action_repeat=2 does not go with the native batch .*vec_env=dummy"),
-        ((*POOL, "action_repeat=2"), "action_repeat=2 does not go with env.backend=envpool.*env.backend=gymnasium$"),
-        ((*POOL, "env.masks=legal"), "env.masks=legal does not go with env.backend=envpool"),
-        (("vec_env=auto", "env.masks=legal"), "env.masks=legal does not go with the native batch .*vec_env=dummy"),
-        ((*POOL, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with env.backend=envpool"),
-        (
-            ("env.entry_point=a:B", "env.backend=envpool", "algo=ppo"),
-            "env.entry_point=a:B does not go with env.backend=envpool",
-        ),
-        ((*POOL, "algo=maskable_ppo"), "env.id=CartPole-v1 of EnvPool has no action masks: use algo=ppo or dqn"),
-    ],
-)  # fmt: skip
-def test_a_compiled_batch_refuses_what_it_cannot_do(arguments: tuple[str, ...], text: str):
-    with pytest.raises(ConfigError, match=text):
-        env_facts(configured(*arguments))
+@pytest.mark.parametrize("typed", wrong_inputs("settings that no batch has"))
+def test_a_compiled_batch_refuses_what_it_cannot_do(typed: str):
+    with pytest.raises(ConfigError) as told:
+        env_facts(configured(*typed.split()))
+    assert_says("settings that no batch has", typed, str(told.value))
 
 
 def test_the_same_options_go_with_the_games_python_form_and_others_around_a_batch():
@@ -146,7 +128,11 @@ def test_the_same_options_go_with_the_games_python_form_and_others_around_a_batc
     env.step(np.array([env.env_method("action_masks")[0].argmax()]))
     env.close()
     check_native_options(configured("vec_env=native", "env.frame_stack=2", "env.normalize=[obs,reward]"))
-    check_native_options(configured(*POOL, "env.max_episode_steps=9", "env.frame_stack=2"))
+    check_native_options(
+        configured(
+            "env.id=CartPole-v1", "env.backend=envpool", "algo=ppo", "env.max_episode_steps=9", "env.frame_stack=2"
+        )
+    )
 
 
 def test_an_env_that_has_any_attribute_counts_no_time():
@@ -211,13 +197,7 @@ def _hunt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("way", "named"),
-    [
-        ("dummy", BY_FUNCTION),
-        ("shared", AROUND),
-        ("groups", BY_METHOD),
-        ("stock", AROUND),
-        ("subproc", BY_METHOD),
-    ],
+    [("dummy", BY_FUNCTION), ("shared", AROUND), ("groups", BY_METHOD), ("stock", AROUND), ("subproc", BY_METHOD)],
 )
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_masks_reach_the_policy(way: str, named: tuple[str, ...], fasttrain: RunCommand, forked_stock_workers: None):

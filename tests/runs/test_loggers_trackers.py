@@ -18,6 +18,7 @@ from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import GROUP
 from fasttrain.runs.loggers import IDS, Home, Tracker, numbers_of, start_tracker
+from messages import assert_says, wrong_inputs
 
 TYPED = ("engine=fast", "vec_env=dummy", "num_envs=2", "env.id=CartPole-v1", "algo=ppo", "algo.n_steps=64",
          "algo.n_epochs=1", "batch_size=64", "log_every=1", "eval.episodes=2", "checkup=off")  # fmt: skip
@@ -172,20 +173,11 @@ def test_a_failing_tracker_costs_one_line(fasttrain: RunCommand, wandb: list[Stu
     assert (done.exit_code, "logger wandb (PermissionError: no such entity" in done.err) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ("{logger: wandb, colour: red}", "loggers: wandb does not take {'colour': 'red'}"),
-        ("{logger: wandb, api_key: abc123}", "loggers: api_key would be stored in the run's folder"),
-        ("{logger: mlflow, uri: 'https://me:abc123@host/'}", "loggers: a password in an address would be stored"),
-        ("tensorbord", "did you mean 'tensorboard'?"),
-    ],
-)
-def test_wrong_arguments_and_secrets_are_refused(
-    typed: str, told: str, fasttrain: RunCommand, wandb: list[StubRun], capfd: pytest.CaptureFixture[str]
-):
-    refused = fasttrain(*TYPED, "total_timesteps=128", f"loggers=[{typed}]")
-    refused.refused(told)
+@pytest.mark.parametrize("typed", wrong_inputs("loggers"))
+def test_wrong_arguments_and_secrets_are_refused(typed: str, fasttrain: RunCommand, wandb: list[StubRun]):
+    refused = fasttrain(*TYPED, "total_timesteps=128", typed)
+    refused.refused()
+    assert_says("loggers", typed, refused.err)
     assert "abc123" not in refused.out + refused.err
     if refused.folder.exists():
         assert not any("abc123" in path.read_text() for path in refused.folder.rglob("*.yaml"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gymnasium import spaces
 from conftest import Finished, RunCommand
 from fasttrain.runs.folders import clear
 from fasttrain.runs.models import read_model_file
+from messages import assert_says, wrong_inputs
 from toys import RandomEnv
 
 SMALL = ("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "algo.net_arch=[8]", "checkup=off",
@@ -45,10 +45,8 @@ def weights_of(file: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def run(fasttrain: RunCommand) -> Finished:
-    done = fasttrain(*SMALL, TWO, "eval_every=256", "eval_async=false", "loggers=[csv]")
-    assert done.exit_code == 0, done.err
-    return done
+def run(trained: RunCommand) -> Finished:
+    return trained(*SMALL, TWO, "eval_every=256", "eval_async=false", "loggers=[csv]")
 
 
 def test_a_run_leaves_a_file_of_each_policy_that_sb3_loads(run: Finished, fasttrain: RunCommand) -> None:
@@ -75,12 +73,11 @@ def test_a_run_leaves_a_file_of_each_policy_that_sb3_loads(run: Finished, fasttr
 
 
 def test_what_cannot_take_a_run_of_several_policies_says_so(run: Finished, fasttrain: RunCommand) -> None:
-    exported = fasttrain("export", f"run={run.folder}", "format=torchscript")
-    assert (exported.exit_code, "SB3 loads manager.zip and worker.zip" in exported.err) == (2, True)
-    trusted = fasttrain("eval", f"run={run.folder}", "--trust")
-    assert (trusted.exit_code, "leave out --trust" in trusted.err) == (2, True)
-    played = fasttrain("play", f"run={run.folder}", "play.seed=1")
-    assert (played.exit_code, "agent bids" in played.out, "probability: bids" in played.out) == (0, True, True)
+    fasttrain("export", f"run={run.folder}", "format=torchscript").refused("SB3 loads manager.zip and worker.zip")
+    fasttrain("eval", f"run={run.folder}", "--trust").refused("leave out --trust")
+    played = fasttrain("play", f"run={run.folder}", "play.seed=1").ok()
+    assert "agent bids" in played.out
+    assert "probability: bids" in played.out
 
 
 @pytest.mark.parametrize("key", ["init_from", "algo.teacher"])
@@ -97,54 +94,36 @@ def test_a_policy_can_begin_with_a_model_and_follow_a_teacher(run: Finished, fas
     text = (
         f"policies={{manager: {{decides: bid, init_from: '{run.folder / 'manager.zip'}', algo.net_arch: [16]}}, {own}}}"
     )
-    begun = fasttrain(*SMALL, text, "algo.learning_rate=1e-12", "loggers=[csv]")
-    assert begun.exit_code == 0, begun.err
+    begun = fasttrain(*SMALL, text, "algo.learning_rate=1e-12", "loggers=[csv]").ok()
     assert "policies.worker: init_from: 8 of the 8 tensors of the policy come from" in begun.out
     whole = weights_of(begun.folder / "model.zip")
     for name, source in (("worker", flat.folder / "model.zip"), ("manager", run.folder / "manager.zip")):
         for key, value in weights_of(source).items():
             torch.testing.assert_close(whole[f"members.{name}.{key}"], value, atol=1e-6, rtol=0)
     assert "worker/train/teacher_kl" in (begun.folder / "progress.csv").read_text()
-    continued = fasttrain(*SMALL, TWO, f"init_from={run.folder}", "init_from_also=[optimizer]", "init_from_strict=true")
-    assert continued.exit_code == 0, continued.err
+    fasttrain(*SMALL, TWO, f"init_from={run.folder}", "init_from_also=[optimizer]", "init_from_strict=true").ok()
 
 
 @pytest.mark.parametrize("more", [(), ("vec_env=shared", "workers=2", "schedule=first_ready"), ("env.frame_stack=2",)])
 def test_the_info_tells_whose_decision_it_is(more: tuple[str, ...], fasttrain: RunCommand) -> None:
-    done = fasttrain(*SMALL, *MINE, TWO, "fused_update=off", "num_envs=4", *more)
-    assert done.exit_code == 0, done.err
+    done = fasttrain(*SMALL, *MINE, TWO, "fused_update=off", "num_envs=4", *more).ok()
     told = done.json("summary.json")["policies"]
     assert (told["manager"]["decisions"], told["worker"]["decisions"]) == pytest.approx(
         (512 * 0.4, 512 * 0.6), rel=0.05
     )
-    assert fasttrain("eval", f"run={done.folder}", "eval.episodes=2").exit_code == 0
+    fasttrain("eval", f"run={done.folder}", "eval.episodes=2").ok()
 
 
 def test_a_manager_sets_goals_in_a_run(fasttrain: RunCommand) -> None:
     goals = "policies={manager: {goal_every: 3, goals: 5, observation: [1]}, worker: {reward_key: steps}}"
-    done = fasttrain(*SMALL, *MINE, goals, "fused_update=off", "num_envs=4", "env.frame_stack=2")
-    assert done.exit_code == 0, done.err
+    done = fasttrain(*SMALL, *MINE, goals, "fused_update=off", "num_envs=4", "env.frame_stack=2").ok()
     told = done.json("summary.json")["policies"]
     assert told["worker"]["decisions"] == pytest.approx(512 * 10 / 14, rel=0.03)
     manager, worker = (stable_baselines3.PPO.load(done.folder / f"{name}.zip") for name in ("manager", "worker"))
     assert (manager.observation_space.shape, manager.action_space) == ((2,), spaces.Discrete(5))
     assert (worker.observation_space.shape, worker.action_space) == ((16,), spaces.Discrete(4))
     assert done.json("summary.json")["quality"]["mean_length"] == 14.0
-    assert fasttrain("eval", f"run={done.folder}", "eval.episodes=2").exit_code == 0
-
-
-BOTH = "policies={a: {decides: one}, b: {decides: two}}"
-REFUSED = {
-    "info['policy'] is 'play', not one of ['bid', 'pay']": (*MINE, "policies={a: {decides: bid}, b: {decides: pay}}"),
-    "policies.b has decided nothing in": (*MINE, "policies={a: {decides: [bid, play]}, b: {decides: draw}}"),
-    "belongs to several of a, b": (*MINE, BOTH, "env.phases={one: 0, two: 1}"),
-    "policies.a.goal_every=3 does not go with the native batch": ("policies={a: {goal_every: 3, goals: 2}, b: {}}",),
-    "policies.a.decides=one does not go with the native batch": ("env=skirmish", BOTH),
-    "policies.b: algo.policy=no:Net": ("policies={a: {decides: bid}, b: {decides: play, algo.policy: no:Net}}",),
-    "use_compile=default with policies": (TWO, "use_compile=default", "fused_update=off"),
-    "torch takes no network of the name": ("policies={keys: {decides: bid}, b: {decides: play}}",),
-    "this one is Discrete": ("algo=ppo", "env.id=FrozenLake-v1", BOTH, "env.phases={one: 0, two: 1}"),
-}
+    fasttrain("eval", f"run={done.folder}", "eval.episodes=2").ok()
 
 
 def test_a_policy_that_is_found_idle_after_an_update_is_wrong_input(fasttrain: RunCommand) -> None:
@@ -154,8 +133,8 @@ def test_a_policy_that_is_found_idle_after_an_update_is_wrong_input(fasttrain: R
     assert (done.folder / "model.zip").is_file(), "it has learned"
 
 
-@pytest.mark.parametrize(("message", "settings"), REFUSED.items())
-def test_what_does_not_fit_the_game_is_refused(message: str, settings: tuple[str, ...], fasttrain: RunCommand) -> None:
-    assert "test_models_policies" in sys.modules
-    done = fasttrain(*SMALL, *settings)
-    assert (done.exit_code, message in done.err) == (2, True), done.err
+@pytest.mark.parametrize("typed", wrong_inputs("policies"))
+def test_what_does_not_fit_the_game_is_refused(typed: str, fasttrain: RunCommand) -> None:
+    done = fasttrain(*SMALL, *typed.split())
+    done.refused()
+    assert_says("policies", typed, done.err.replace(str(Path.cwd()), "FOLDER"))

@@ -1,5 +1,3 @@
-"""Figures of the phases of a game."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -12,6 +10,7 @@ from gymnasium import spaces
 from conftest import RunCommand
 from fasttrain import PPO
 from fasttrain.runs.phases import Phases
+from messages import assert_says, wrong_inputs
 from toys import Corridor
 
 
@@ -56,18 +55,13 @@ def test_each_phase_has_means_of_its_own_rows() -> None:
     assert phases.to_dict()["never"]["reward"] is None
 
 
-def test_a_run_reports_them(fasttrain: RunCommand) -> None:
-    run = fasttrain(*SMALL, "env.phases={bid: 175}")
+def test_a_run_reports_them_and_goes_on_counting(fasttrain: RunCommand) -> None:
+    run = fasttrain(*SMALL, "env.phases={bid: 175}", "checkpoint_every=256")
     told = run.json("summary.json")["phases"]["bid"]
     assert 60 < told["steps"] < 120, "10 bids in 65 decisions of a game; early rounds are short"
     assert told["reward"] == 0.0
-
-
-def test_a_resumed_run_goes_on_counting(fasttrain: RunCommand) -> None:
-    run = fasttrain(*SMALL, "env.phases={bid: 175}", "checkpoint_every=256")
-    before = run.json("summary.json")["phases"]["bid"]["steps"]
     fasttrain("resume", f"run={run.folder}", "total_timesteps=768").ok()
-    assert run.json("summary.json")["phases"]["bid"]["steps"] > before + 20
+    assert run.json("summary.json")["phases"]["bid"]["steps"] > told["steps"] + 20
 
 
 def test_an_infos_phase_becomes_a_column(fasttrain: RunCommand) -> None:
@@ -83,14 +77,8 @@ def test_an_infos_phase_becomes_a_column(fasttrain: RunCommand) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("env.phases={bid: 248}",), "env.phases.bid=248: the observation has columns 0 to 247"),
-        (("env.phases={bid: 175}", "env.normalize=[obs]"), "observations that env.normalize=[obs] changed"),
-        (("env.phases={bid: 1}", "algo=dqn"), "env.phases reads the rollouts of PPO"),
-    ],
-)
-def test_phases_that_cannot_be_read_are_refused(settings: tuple[str, ...], message: str, fasttrain: RunCommand) -> None:
-    base = [text for text in SMALL if "rollout" not in text] if "algo=dqn" in settings else SMALL
-    fasttrain(*base, *settings).refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs("phases"))
+def test_phases_that_cannot_be_read_are_refused(typed: str, fasttrain: RunCommand) -> None:
+    done = fasttrain(*[text for text in SMALL if "algo=dqn" not in typed or "rollout" not in text], *typed.split())
+    done.refused()
+    assert_says("phases", typed, done.err)

@@ -16,9 +16,15 @@ from fasttrain.runs.state import curve_state
 
 
 @pytest.fixture
-def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock says."""
     now = [100.0]
     monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def progress(now: list[float]) -> Progress:
     made = Progress(total_timesteps=4000, clock=PhaseClock(), started=90.0)
     made.env_steps, made.updates = 1000, 5
     return made
@@ -36,9 +42,8 @@ def test_rates_and_eta(progress: Progress):
     assert [clock_text(seconds) for seconds in (7, 754, 3723, 59.6)] == ["0:07", "12:34", "1:02:03", "1:00"]
 
 
-def test_eta_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch):
-    now = [0.0]
-    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
+def test_eta_is_that_of_the_last_minute(now: list[float]):
+    now[0] = 0.0
     slowing = Progress(total_timesteps=10_000, clock=PhaseClock(), started=0.0, updates=1)
     for second in range(600):
         now[0] = float(second)
@@ -49,9 +54,8 @@ def test_eta_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch):
     assert len(slowing._marks) < 65
 
 
-def test_collecting_before_the_first_update_is_not_in_the_rate_of_learning(monkeypatch: pytest.MonkeyPatch):
-    now = [0.0]
-    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
+def test_collecting_before_the_first_update_is_not_in_the_rate_of_learning(now: list[float]):
+    now[0] = 0.0
     dqn, etas = Progress(total_timesteps=120_000, clock=PhaseClock(), started=0.0), []
     for half_second in range(9):
         now[0] = half_second / 2
@@ -89,10 +93,8 @@ def test_line_says_it_all(progress: Progress):
     assert progress.mean_terms() == {"vp": 1.5, "win": 0.0}
 
 
-def test_the_line_says_what_reward_gains_per_hour(progress: Progress, monkeypatch: pytest.MonkeyPatch):
+def test_the_line_says_what_reward_gains_per_hour(progress: Progress, now: list[float]):
     assert progress.trend() == ""
-    now = [0.0]
-    monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
     progress.started = 0.0
     for episode in range(1000):
         now[0] = 36.0 * episode
@@ -180,14 +182,13 @@ def test_status_says_what_the_live_line_knows(file: StatusFile, tmp_path: Path, 
     assert not (tmp_path / STATUS).exists()
 
 
-def test_a_tick_writes_at_most_every_two_seconds(file: StatusFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    clock = [10.0]
-    monkeypatch.setattr(status.time, "perf_counter", lambda: clock[0])
+def test_a_tick_writes_at_most_every_two_seconds(file: StatusFile, tmp_path: Path, now: list[float]):
+    now[0] = 10.0
     assert file.tick(10.0) == 12.0
     (tmp_path / STATUS).unlink()
     assert file.tick(11.9) == 12.0
     assert not (tmp_path / STATUS).exists()
-    clock[0] = 12.0
+    now[0] = 12.0
     assert file.tick(12.0) == 14.0
     assert (tmp_path / STATUS).exists()
 

@@ -99,10 +99,7 @@ def test_at_reward_takes_the_last_hundred_episodes_and_minutes_count():
     assert rules.reason(89.9, 0) is None
     found = rules.reason(90.6, 0)
     assert found is not None
-    assert (found.by, found.text) == (
-        "time",
-        "1.51 minutes of training are over (stop.max_minutes=1.5)",
-    )
+    assert (found.by, found.text) == ("time", "1.51 minutes of training are over (stop.max_minutes=1.5)")
 
 
 def test_rules_that_mean_nothing_are_refused():
@@ -110,13 +107,6 @@ def test_rules_that_mean_nothing_are_refused():
     assert not stopping_for(configured()).active
     with pytest.raises(ConfigError, match="stop.patience=0.2 with opponent=self"):
         stopping_for(configured("stop.patience=0.2", "opponent=self", "env=skirmish"))
-    for wrong, told in (
-        ("stop.max_minutes=0", "stop.max_minutes=0.0: must be at least 0.001"),
-        ("stop.patience=1.5", "stop.patience=1.5: must lie between 0.01 and 1"),
-        ("stop.at_reward=much", "stop.at_reward=much: expected a number"),
-    ):
-        with pytest.raises(ConfigError, match=told):
-            configured(wrong)
 
 
 PPO = ("algo=ppo", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=1")

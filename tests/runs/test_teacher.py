@@ -1,5 +1,3 @@
-"""PPO that stays close to a teacher by a term of its loss."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import stable_baselines3
 import torch
 from gymnasium import spaces
 
 from conftest import Finished, RunCommand
 from fasttrain.runs.teacher import divergence
+from messages import assert_says, wrong_inputs
 
 CORRIDOR = ("+profile=speed", "algo=ppo", "env.entry_point=toys:Corridor", "vec_env=dummy", "num_envs=4", "checkup=off",
             "batch_size=32", "algo.rollout_size=64", "eval.episodes=4", "total_timesteps=256", "report=false",
@@ -72,31 +72,14 @@ def test_the_term_is_logged_pulls_and_fades(teacher: Finished, fasttrain: RunCom
     even = logged(fasttrain(*CORRIDOR, file, "algo.learning_rate=1e-9", "algo.teacher_coef=5"))
     assert even[3] == pytest.approx(even[0], rel=0.1), "one number does not fade"
     assert "loss is set on the instance" in strong.out
+    rows = {row["flag"]: (row["requested"], row["effective"]) for row in strong.json("plan.json")["flags"]}
+    assert rows["fused_update"] == ("auto", "off"), "kernels step aside"
+    assert stable_baselines3.PPO.load(strong.folder / "model.zip", device="cpu").num_timesteps == 1024
 
 
-def test_kernels_step_aside_and_the_zip_stays_a_stock_one(teacher: Finished, fasttrain: RunCommand) -> None:
-    run = fasttrain(*CORRIDOR, f"algo.teacher={teacher.folder}", "fused_update=auto").ok()
-    rows = {row["flag"]: row["effective"] for row in run.json("plan.json")["flags"]}
-    assert rows["fused_update"] == "off"
-    import stable_baselines3
-
-    assert stable_baselines3.PPO.load(run.folder / "model.zip", device="cpu").num_timesteps == 256
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("algo.teacher=nowhere",), "no plan.json there"),
-        (("algo.teacher=nowhere.zip",), "algo.teacher=nowhere.zip: there is no such file"),
-        (("algo.teacher=FOLDER/model.zip", "algo.net_arch=[3]"), "its network is not that of this run (mlp_extractor"),
-        (("algo.teacher=FOLDER/model.zip", "env.normalize=[obs]"), "normalized by different statistics"),
-        (("algo.teacher=FOLDER", "engine=stock"), "the stock class has no such argument"),
-        (("algo.teacher=FOLDER", "env.entry_point=null", "env.id=Acrobot-v1"), "its observation_space is"),
-        (("algo.teacher=FOLDER", "env.normalize=[obs]"), "normalized by different statistics"),
-        (("algo.teacher=FOLDER", "algo.teacher_coef=often"), "algo.teacher_coef=often: expected a number"),
-    ],
-)
-def test_what_cannot_teach_is_refused(
-    settings: tuple[str, ...], message: str, teacher: Finished, fasttrain: RunCommand
-) -> None:
-    fasttrain(*CORRIDOR, *[text.replace("FOLDER", str(teacher.folder)) for text in settings]).refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs("teachers"))
+def test_what_cannot_teach_is_refused(typed: str, teacher: Finished, fasttrain: RunCommand) -> None:
+    folder = str(teacher.folder)
+    done = fasttrain(*CORRIDOR, *typed.replace("FOLDER", folder).split())
+    done.refused()
+    assert_says("teachers", typed, done.err.replace(folder, "FOLDER"))

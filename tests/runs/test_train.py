@@ -12,7 +12,9 @@ from sb3_contrib import MaskablePPO as StockMaskablePPO
 from stable_baselines3 import DQN, PPO
 
 from conftest import Finished, RunCommand
+from fasttrain.runs.envs import this_machine
 from plain_env import PlainEnv
+from resume_cases import episodes_of
 
 SMALL = ("algo.rollout_size=512", "batch_size=128", "algo.n_epochs=2", "eval.episodes=8", "num_envs=8", "checkup=off")
 
@@ -142,25 +144,20 @@ def test_plan_json_says_where_each_value_came_from(trained: RunCommand, monkeypa
 
 
 def test_shared_workers_learn_what_one_process_learns(fasttrain: RunCommand):
-    """`vec_env` is of class exact: same seed, same model."""
     one, other = (fasttrain("+profile=exact", *CARTPOLE, f"vec_env={kind}") for kind in ("dummy", "shared"))
     assert weights(one, PPO) == weights(other, PPO)
     assert one.json("summary.json")["quality"]["mean_reward"] == other.json("summary.json")["quality"]["mean_reward"]
-    returns = [[line.split(",")[2:5] for line in (done.folder / "episodes.csv").read_text().splitlines()]
-               for done in (one, other)]  # fmt: skip
-    assert returns[0] == returns[1]
+    assert episodes_of(one.folder) == episodes_of(other.folder)
     parts = other.json("perf.json")["total"]
     assert parts["slowest_worker_ms"] + parts["transport_ms"] == pytest.approx(parts["env_step_ms"], abs=1e-3)
     assert "  of it transport_ms" in other.out
     assert "transport_ms" not in one.out
 
 
-@pytest.mark.parametrize(("asked", "taken"), [([], "dummy"), (["vec_env=shared"], "shared")])
-def test_on_windows_one_process(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, asked: list[str], taken: str):
+def test_windows_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """What a plan makes of it: tests/spec/test_stepping.py."""
     monkeypatch.setattr("platform.system", lambda: "Windows")
-    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
-    done = fasttrain("+profile=balance", *CARTPOLE, *asked).ok()
-    assert {row["flag"]: row["effective"] for row in done.json("plan.json")["flags"]}["vec_env"] == taken
+    assert this_machine().windows
 
 
 HOOKING = """

@@ -18,6 +18,7 @@ from fasttrain.runs import video
 from fasttrain.runs.video import picture
 from fasttrain.spec.plain import to_dict
 from fasttrain_report.index import write_report
+from messages import assert_says, wrong_inputs
 from plain_env import PlainEnv
 
 needs_imageio = pytest.mark.skipif(
@@ -51,10 +52,7 @@ class Dot(PlainEnv):
         return np.array([self.time / self.length], np.float32)
 
 
-ARGUMENTS = {
-    "dot": (f"env.entry_point={__name__}:Dot", "algo=ppo"),
-    "pole": ("env.id=CartPole-v1", "algo=ppo"),
-}
+ARGUMENTS = {"dot": (f"env.entry_point={__name__}:Dot", "algo=ppo"), "pole": ("env.id=CartPole-v1", "algo=ppo")}
 SMALL = (*ARGUMENTS["dot"], "+profile=speed", "total_timesteps=256", "algo.rollout_size=128", "batch_size=64",
          "num_envs=2", "algo.n_epochs=1", "vec_env=dummy", "eval.episodes=4", "torch_threads=1", "checkup=off",
          "fused_update=off")  # fmt: skip
@@ -139,22 +137,12 @@ def test_cart_pole_at_its_own_pace(run: Callable[..., Path], fasttrain: RunComma
 
 
 @needs_imageio
-@pytest.mark.parametrize(
-    ("more", "typed", "message"),
-    [
-        ([], ["output=game.avi"], "output=game.avi: play writes videos; name a file that ends in .mp4 or .gif"),
-        ([], ["output=no/game.mp4"], "output=no/game.mp4: name a file in a folder that exists"),
-        ([], ["play.human=true"], "output=game.mp4 contradicts play.human=true"),
-        ([], ["play.speed=9"], "play.speed=9 has no effect with output=game.mp4"),
-        (["env.kwargs.modes=[human]"], [], "draws itself only as human, but a video takes pictures: give it a render"),
-        (["env.kwargs.draws=text"], [], "render() gave str <U5 () under render_mode='rgb_array'"),
-        (["env.kwargs.draws=late"], [], "render() failed under render_mode='rgb_array': RuntimeError: out of paint"),
-    ],
-)
-def test_wrong_input_is_one_line_and_leaves_nothing(
-    run: Callable[..., Path], fasttrain: RunCommand, more: list[str], typed: list[str], message: str
-):
-    fasttrain("play", f"run={run('dot', *more)}", "output=game.mp4", *typed).refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs("videos"))
+def test_wrong_input_is_one_line_and_leaves_nothing(run: Callable[..., Path], fasttrain: RunCommand, typed: str):
+    of_the_run, of_play = ([typed], []) if typed.startswith("env.") else ([], [typed])
+    done = fasttrain("play", f"run={run('dot', *of_the_run)}", "output=game.mp4", *of_play)
+    done.refused()
+    assert_says("videos", typed, done.err)
     assert not Path("game.mp4").exists()
 
 
@@ -201,7 +189,7 @@ def test_a_video_in_the_training_changes_nothing_of_what_is_learned_and_is_cut_a
 
 
 @needs_imageio
-def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand):
+def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand, run: Callable[..., Path]):
     done = fasttrain(*SMALL, "video.every=256", "env.kwargs.draws=late", "eval_async=false")
     assert (done.exit_code, done.err) == (0, "")
     assert "[VIDEO] videos/step_256.mp4 could not be made (" in done.out
@@ -210,3 +198,7 @@ def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand):
     fasttrain(*SMALL, "video.every=256", "env.kwargs.modes=[ansi]").refused(
         "draws itself only as ansi, but a video takes p"
     )
+    fasttrain("play", f"run={run('dot', 'env.kwargs.draws=late')}", "output=game.mp4").refused(
+        "render() failed under render_mode='rgb_array': RuntimeError: out of paint"
+    )
+    assert not Path("game.mp4").exists()

@@ -1,5 +1,3 @@
-"""Runs that are forked from a process with everything imported."""
-
 from __future__ import annotations
 
 import os

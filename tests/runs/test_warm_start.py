@@ -1,5 +1,3 @@
-"""Trainings that begin with the weights of another model."""
-
 from __future__ import annotations
 
 import zipfile
@@ -13,6 +11,7 @@ import torch
 from conftest import Finished, RunCommand
 from fasttrain.runs.models import read_model_file
 from fasttrain.saving.archives import read_tensors
+from messages import assert_says, wrong_inputs
 
 BASE = ("+profile=speed", "algo=ppo", "env.entry_point=toys:Corridor", "vec_env=dummy", "num_envs=4", "batch_size=64",
         "algo.rollout_size=128", "total_timesteps=128", "eval.episodes=2", "checkup=off",
@@ -38,13 +37,28 @@ def test_the_weights_are_taken(updates: str, first: Finished, fasttrain: RunComm
         assert torch.allclose(weights(run)[name], tensor, atol=1e-20), name
 
 
-def test_a_zip_of_stock_sb3_serves(tmp_path: Path, fasttrain: RunCommand) -> None:
-    stock = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", seed=3, policy_kwargs={"net_arch": [8]}, device="cpu")
+CART = ("env.id=CartPole-v1", "env.entry_point=null", *SMALL, *STILL)
+
+
+@pytest.fixture
+def stock() -> stable_baselines3.PPO:
+    return stable_baselines3.PPO("MlpPolicy", "CartPole-v1", seed=3, policy_kwargs={"net_arch": [8]}, device="cpu")
+
+
+def test_a_zip_of_stock_sb3_serves(stock: stable_baselines3.PPO, tmp_path: Path, fasttrain: RunCommand) -> None:
     stock.save(tmp_path / "stock.zip")
-    cart = [text for text in BASE if not text.startswith("env.")]
-    run = fasttrain(*cart, *SMALL, *STILL, "env.id=CartPole-v1", f"init_from={tmp_path / 'stock.zip'}").ok()
+    run = fasttrain(*BASE, *CART, f"init_from={tmp_path / 'stock.zip'}").ok()
     for name, tensor in stock.policy.state_dict().items():
         assert torch.allclose(weights(run)[name], tensor, atol=1e-20), name
+
+
+def test_a_model_that_is_not_finite_is_refused(
+    stock: stable_baselines3.PPO, tmp_path: Path, fasttrain: RunCommand
+) -> None:
+    with torch.no_grad():
+        stock.policy.value_net.weight[0, 0] = float("nan")
+    stock.save(tmp_path / "nan.zip")
+    fasttrain(*BASE, *CART, f"init_from={tmp_path / 'nan.zip'}").refused("are not finite (value_net.weight)")
 
 
 def test_what_does_not_fit_stays_fresh_and_is_named(first: Finished, fasttrain: RunCommand) -> None:
@@ -72,23 +86,12 @@ def test_optimizer_and_statistics_are_taken_where_they_are_asked_for(first: Fini
     assert first.json("summary.json")["env_steps"] == 512
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("algo.net_arch=[4]", "init_from=FIRST", "init_from_strict=true"), "init_from_strict=true, and not all of it"),
-        ((*SMALL, "init_from=FIRST", "env.id=Acrobot-v1"), "is of another game: its observations are Box"),
-        ((*SMALL, "init_from=FIRST", "init_from_also=[statistics]"), "this run normalizes nothing"),
-        (("algo.net_arch=[4]", "init_from=FIRST", "init_from_also=[optimizer]"), "the networks differ"),
-        (("init_from_strict=true",), "init_from_strict has no effect without init_from"),
-        (("init_from_also=[optimizer]",), "init_from_also has no effect without init_from"),
-    ],
-)
-def test_what_cannot_be_taken_is_refused(
-    settings: tuple[str, ...], message: str, first: Finished, fasttrain: RunCommand
-) -> None:
-    given = [text.replace("FIRST", str(first.folder)) for text in settings]
-    base = [text for text in BASE if not (text.startswith("env.") and any("env.id" in each for each in given))]
-    fasttrain(*base, *given).refused(message)
+@pytest.mark.parametrize("typed", wrong_inputs("models to begin with"))
+def test_what_cannot_be_taken_is_refused(typed: str, first: Finished, fasttrain: RunCommand) -> None:
+    folder = str(first.folder)
+    done = fasttrain(*BASE, *SMALL, *typed.replace("FOLDER", folder).split())
+    done.refused()
+    assert_says("models to begin with", typed, done.err.replace(folder, "FOLDER"))
 
 
 def test_a_file_that_is_no_model_is_refused_before_any_env_starts(
@@ -97,19 +100,8 @@ def test_a_file_that_is_no_model_is_refused_before_any_env_starts(
     (tmp_path / "half.zip").write_bytes(b"PK\3\4 cut off")
     monkeypatch.setattr("fasttrain.runs.train.survey_of", lambda *_: pytest.fail("an env was built"))
     fasttrain(*BASE, *SMALL, f"init_from={tmp_path / 'half.zip'}").refused("half.zip cannot be read: it is no zip file")
-    fasttrain(*BASE, *SMALL, "init_from=nowhere").refused("there is no file nowhere")
 
 
 def test_another_algorithms_network_fits_nowhere(first: Finished, fasttrain: RunCommand) -> None:
     dqn = ("algo=dqn", "env.entry_point=toys:Corridor", "vec_env=dummy", "engine=fast", "total_timesteps=100")
     fasttrain(*dqn, f"init_from={first.folder}", "eval.episodes=0").refused("no part of it fits this run's network")
-
-
-def test_a_model_that_is_not_finite_is_refused(tmp_path: Path, fasttrain: RunCommand) -> None:
-    stock = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", policy_kwargs={"net_arch": [8]}, device="cpu")
-    with torch.no_grad():
-        stock.policy.value_net.weight[0, 0] = float("nan")
-    stock.save(tmp_path / "nan.zip")
-    cart = [text for text in BASE if not text.startswith("env.")]
-    run = fasttrain(*cart, *SMALL, "env.id=CartPole-v1", f"init_from={tmp_path / 'nan.zip'}")
-    run.refused("are not finite (value_net.weight)")

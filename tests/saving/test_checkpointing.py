@@ -1,5 +1,3 @@
-"""When checkpoints are written, and what happens if they cannot be."""
-
 from __future__ import annotations
 
 import errno
@@ -11,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import RunCommand
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs import train
 from fasttrain.saving import checkpointing as module
 from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder, Disk, Snapshot
@@ -79,25 +75,17 @@ def slowly(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, wait: Any) -> None
     monkeypatch.setattr(trainer.checkpoints.folder, "publish", lambda *given: (wait(), publish(*given))[1])
 
 
-def test_one_is_written_when_due_and_at_the_end(tmp_path: Path):
-    trainer = Trainer(tmp_path)
-    trainer.go(0, 5)
-    trainer.go(10, due=True)
-    trainer.go(15)
-    trainer.finish(20)
-    assert (trainer.names(), trainer.said) == (["010", "020"], [])
-
-
 def test_in_the_background_training_goes_on_and_the_copy_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer, gate = Trainer(tmp_path, background=True), threading.Event()
     slowly(trainer, monkeypatch, lambda: gate.wait(30))
+    trainer.go(0, 5)
     trainer.go(10, due=True)
     trainer.go(15)
     assert list(tmp_path.glob("step_*")) == [], "not written yet, and nobody waited"
     gate.set()
     trainer.go(20, due=True)
     trainer.finish(20)
-    assert trainer.names() == ["010", "020"]
+    assert (trainer.names(), trainer.said) == (["010", "020"], [])
     assert trainer.value_of("010") == [10]
 
 
@@ -245,13 +233,3 @@ def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path, background: bo
     trainer.disk.full = False
     trainer.go(50, due=True)
     assert (trainer.names(), trainer.checkpoints.failed) == (["010", "050"], "")
-
-
-def test_a_whole_run_on_a_full_disk_trains_to_its_end(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(train, "CheckpointFolder", lambda root, keep: CheckpointFolder(root, keep, FullDisk()))
-    done = fasttrain("+profile=speed", "num_envs=8", "algo.rollout_size=64", "batch_size=64", "checkup=off",
-                     "eval.episodes=2", "total_timesteps=256", "checkpoint_every=64", "report=false").ok()  # fmt: skip
-    assert done.out.count("warning: the checkpoint of 64 steps could not be written") == 1
-    assert "warning: not saved for a resume: the checkpoint of 256 steps" in done.out
-    assert done.json("summary.json")["env_steps"] == 256
-    assert not list((done.folder / "checkpoints").iterdir())

@@ -28,6 +28,7 @@ from fasttrain.saving.checkpoints import (
     open_checkpoint,
     problem_of,
 )
+from messages import assert_says, wrong_inputs
 
 FILES: dict[str, bytes | Writer] = {
     "state.json": b'{"a": 1}',
@@ -156,20 +157,12 @@ def test_damage_is_found_and_the_one_before_taken(tmp_path: Path):
         shutil.rmtree(work)
 
 
-OTHER = "is of another version"
-
-
-@pytest.mark.parametrize(
-    ("manifest", "said"),
-    [("", "is not readable"), ("[]", OTHER), ('{"schema": 99, "files": {}}', OTHER),
-     ('{"schema": 1, "files": {}}', OTHER),
-     ('{"schema": 1, "files": {"../model.zip": {"bytes": 3, "sha256": ""}}}', OTHER),
-     ('{"schema": 1, "files": {"/etc/passwd": {"bytes": 3, "sha256": ""}}}', OTHER),
-     ('{"schema": 1, "files": {"x": {"bytes": "3", "sha256": ""}}}', OTHER), (" " * (2 << 20), "is too large")],
-)  # fmt: skip
-def test_manifests_that_are_none(tmp_path: Path, manifest: str, said: str):
+@pytest.mark.parametrize("manifest", wrong_inputs("manifests of checkpoints"))
+def test_manifests_that_are_none(tmp_path: Path, manifest: str):
     (tmp_path / MANIFEST).write_text(manifest)
-    assert problem_of(tmp_path) == f"{MANIFEST} {said}"
+    assert_says("manifests of checkpoints", manifest, problem_of(tmp_path))
+    (tmp_path / MANIFEST).write_text(" " * (2 << 20))
+    assert problem_of(tmp_path) == f"{MANIFEST} is too large"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Fresh vector envs are brought to where others were."""
-
 from __future__ import annotations
 
 import io

@@ -43,20 +43,6 @@ def assert_taken_over(fresh: Any, state: Any, arrays: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kind", [PPO, DQN])
-def test_a_fresh_model_is_where_the_other_was(kind: Any, fused: bool):
-    trained, fresh = model(kind, fused=fused), model(kind, fused=fused)
-    trained.learn(120, log_interval=None)
-    trained.logger.record("train/loss", 0.25)
-    state, arrays = model_state(trained)
-    assert_taken_over(fresh, state, arrays)
-    assert fresh.num_timesteps == trained.num_timesteps >= 120
-    assert len(fresh.ep_info_buffer) == len(trained.ep_info_buffer)
-    assert fresh._last_obs is not trained._last_obs
-    assert fresh.logger.name_to_value["train/loss"] == 0.25
-
-
 class Slowing(torch.optim.Optimizer):
     """An optimizer of the user's, which keeps a number and a tensor for all parameters together."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -21,21 +20,19 @@ class Hidden(PlainEnv):
         return (np.random.default_rng() if self.time else self.np_random).random(1, np.float32)
 
 
-class Parts(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole with observations in two parts."""
+class Parts(PlainEnv):
+    """Walks by its actions and at random, and observes where it is in two parts."""
 
-    def __init__(self) -> None:
-        super().__init__(gymnasium.make("CartPole-v1"))
-        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-        self.observation_space = spaces.Dict({"cart": box, "pole": box})
+    observation_space = spaces.Dict(dict.fromkeys(("cart", "pole"), spaces.Box(-np.inf, np.inf, (2,), np.float32)))
+    place = 0.0
 
-    def reset(self, **more: Any) -> Any:
-        seen, info = self.env.reset(**more)
-        return {"cart": seen[:2], "pole": seen[2:]}, info
+    def seen(self) -> Any:
+        self.place = self.np_random.random() + (self.place if self.time else 0.0)
+        return {key: np.full(2, self.place + number, np.float32) for number, key in enumerate(("cart", "pole"))}
 
-    def step(self, action: Any) -> Any:
-        seen, *rest = self.env.step(action)
-        return {"cart": seen[:2], "pole": seen[2:]}, *rest
+    def paid(self, action: Any) -> float:
+        self.place += float(action)
+        return self.place
 
 
 class Slow(Hidden):
