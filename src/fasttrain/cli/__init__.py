@@ -160,6 +160,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         return validate.main(arguments)
     options, typed = split_options(arguments)
+    if "-" in options:
+        raise ConfigError("-: neither an option nor a setting; remove it")
     if "" in typed:
         raise ConfigError("an argument is empty: remove it; perhaps a variable of the shell is empty")
     command = "train"

@@ -350,8 +350,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if "Interpolation key 'algo.name' not found" in text:
         override = next((one for one in overrides if key_of(one) == "algo"), "algo")
         return f"{override}: its YAML file has no key `name`; set it to one of {', '.join(ALGORITHMS)}"
-    if merged := re.search(r"Error merging override (\S+=\[.*)", text):
-        return f"{merged[1]}: expected a mapping"
+    if merged := re.search(r"Error merging override (\S+=.*)", text):
+        return f"{merged[1]}: {'expected a mapping' if '=[' in merged[1] else 'this value does not fit there'}"
     if key := re.search(r"Could not override '([^']+)'", text):
         below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # below the typed key
         algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
@@ -362,7 +362,7 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         return f"+{there[1]}: this key exists already: remove the +, or write ++"
     if early := re.search(r"In (.+): Override '(.+?) : (.+?)' is defined before", text):
         return f"{early[1]}: in its defaults, `override {early[2]}: {early[3]}` must stand below all without override"
-    if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
+    if option := re.search(r"Could not find '(hydra/[^/']+|[^/']+)/([^']*)'", text):
         group, name = option[1], option[2]
         games = plugins.names(plugins.GAMES) if group == "env" else ()
         choices = sorted({*re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE), *games})

@@ -100,6 +100,8 @@ def key_of(override: str) -> str:
 def typed_twice_message(group: str, overrides: Sequence[str]) -> str:
     """The message for a group that is typed more than once."""
     typed = [override for override in overrides if key_of(override) == group]
+    if len(typed) == 1:  # beside the value in the list of defaults
+        return f"{typed[0]}: write {typed[0].lstrip('+')}"
     names = ",".join(override.partition("=")[2] for override in typed)
     both = f", or use both: '+{group}=[{names}]'" if group in ("profile", "tuned") else ""
     return f"{' '.join(typed)}: {group} is given {len(typed)} times; remove one{both}"
