@@ -132,3 +132,10 @@ def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttr
 )
 def test_what_does_not_say_its_argument_is_told_with_it(fasttrain: RunCommand, override: str, told: str):
     fasttrain("env.id=CartPole-v1", "algo=ppo", override).refused(f"fasttrain: error: {told}")
+
+
+def test_a_key_of_a_yaml_file_that_is_no_text(fasttrain: RunCommand, tmp_path: Path):
+    (tmp_path / "mine" / "profile").mkdir(parents=True)
+    (tmp_path / "mine" / "profile" / "odd.yaml").write_text("# @package _global_\n3: 4\n")
+    told = "unknown key '3': in a YAML file, keys of settings are texts"
+    fasttrain("--config-dir", "mine", "+profile=odd", "env.id=CartPole-v1", "algo=ppo").refused(told)

@@ -161,7 +161,7 @@ def read_options(typed: Sequence[str]) -> argparse.Namespace:
 
 def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[str]) -> None:
     """Raises ConfigError: one of the typed keys is read by other commands only."""
-    for key in map(str, typed):  # in a YAML file a key may be a number
+    for key in typed:
         owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
         if owner is not None and command not in owner.commands:
             value = next((text.partition("=")[2] for text in reversed(overrides) if key_of(text) == key), "")

@@ -324,7 +324,11 @@ class Composer:
 
 
 def plain_values(job: DictConfig) -> dict[str, Any]:
-    """The composed values without Hydra's own. References are resolved."""
+    """The composed values without Hydra's own. References are resolved. Raises ConfigError: a YAML file has a key that
+    is no text."""
+    for key in job:
+        if isinstance(key, (int, float)):
+            raise ConfigError(f"unknown key '{key!s}': in a YAML file, keys of settings are texts")
     own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
