@@ -125,23 +125,6 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
     assert (last["keep"], last["why"]) == (True, "keep: there was no time left")
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ([], "needs the profile whose settings are measured: fasttrain compare candidates=ablate +profile=speed"),
-        (["+profile=baseline"], "candidates=ablate needs the profile"),
-        (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x has no effect here"),
-        (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, which ends after minutes=…"),
-        (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.001"),
-        (["+profile=spede"], "no such profile"),
-    ],
-)
-def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
-    done = fasttrain("ablate", *typed)
-    assert done.exit_code == 2
-    assert message in done.err.replace("'", "")
-
-
 def test_stopped_it_shows_and_keeps_what_it_found(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     flags = "candidates={ablate: [engine, fused_update]}"
     fakes = measured().use(monkeypatch)

@@ -193,13 +193,9 @@ def test_of_a_finished_run_its_own_rate_counts_and_one_part_alone_has_no_limit()
     text = said(advice_of.parts, found(rates=Rates(env=4e-6), trained_s=None))
     assert "250,000" in text
     assert "Limit" not in text
-    assert "The run: 80,000 steps/s, 80 % of the limit" in said(
-        advice_of.parts, found(trained_s=None, finished_s=12.5e-6)
-    )
-
-
-def test_how_the_parts_overlap():
-    assert "(the policy acts while envs step, then updates)" in said(advice_of.parts, found(flow=Flow(groups=True)))
+    text = said(advice_of.parts, found(trained_s=None, finished_s=12.5e-6, flow=Flow(groups=True)))
+    assert "The run: 80,000 steps/s, 80 % of the limit" in text
+    assert "(the policy acts while envs step, then updates)" in text
 
 
 def test_an_advice_has_class_reason_and_both_gains():

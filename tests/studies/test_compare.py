@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from conftest import RunCommand
-from fasttrain.errors import ConfigError
 from fasttrain_studies.compare import Candidate, cell_text, parse_candidates, sentence, show_comparison
 from fasttrain_studies.judge import Row
 from fasttrain_studies.statistics import Comparison, Interval, Ratio, compare
@@ -28,23 +27,6 @@ def test_candidates_are_profiles_overrides_or_both():
         Candidate("num_envs=8", ("num_envs=8",)),
         Candidate("mine", ("profile=speed", "env.kwargs.opponents=[hard,easy]")),
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "compare needs candidates="), ("[baseline", "cannot be read as a list"), ("speed", "expected a list"),
-        ("[speed]", "a comparison needs at least two"), ("[speed, speed]", "two candidates are called speed"),
-        ("[speed, {name: x}]", "cannot read {'name': 'x'}"), ("[speed, 3]", "cannot read 3"),
-        ("[speed, {name: x, overrides: [-m]}]", "'-m' of x is no key=value"),
-        ("[speed, {name: '', overrides: []}]", "cannot read {'name': ''"),
-        ("[speed, {name: [x], overrides: []}]", "cannot read {'name': ['x']"),
-    ],
-)  # fmt: skip
-def test_what_is_no_list_of_candidates_is_refused(text: str | None, message: str):
-    with pytest.raises(ConfigError) as caught:
-        parse_candidates(text)
-    assert message in str(caught.value)
 
 
 def learns(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
@@ -111,21 +93,6 @@ def test_a_failed_cell_is_shown_and_loses_nothing(fasttrain: RunCommand, monkeyp
     assert len(fakes.ran) == 6
     assert "failed: speed seed 1: the board fell" in done.out
     assert done.json("study.json")["rows"][1]["seeds"] == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        (["candidates=[baseline,spede]"], "candidate spede: profile=spede: no such profile"),
-        (["candidates=[baseline,num_env=3]"], "candidate num_env=3: unknown key 'num_env'; did you mean 'num_envs'"),
-        (["candidates=[baseline,speed]", "minutes=2", "algo=dqn"],
-         "minutes=2: exploration and schedules depend on total_timesteps; set total_timesteps too"),
-    ],
-)  # fmt: skip
-def test_what_cannot_run_is_said_before_anything_does(fasttrain, monkeypatch, typed, told):
-    fakes = Fakes(learns).use(monkeypatch)
-    fasttrain("compare", *typed).refused(told)
-    assert fakes.ran == []
 
 
 def test_minutes_instead_of_steps(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

@@ -136,18 +136,10 @@ def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypa
     assert ours.model.n_epochs == 2
 
 
-def test_after_a_slow_iteration_of_the_training_already_the_first_update_has_one_epoch(
-    ours: Rig, monkeypatch: pytest.MonkeyPatch
-):
-    epochs: list[int] = []
-    update = ours.model.engine_now().update
-
-    def counted(*given: Any) -> Any:
-        epochs.append(given[1].n_epochs)
-        return update(*given)
-
+def test_after_a_slow_iteration_already_the_first_update_has_one_epoch(ours: Rig, monkeypatch: pytest.MonkeyPatch):
     ours.warm_up(0.0)
-    monkeypatch.setattr(ours.model.engine_now(), "update", counted)
+    epochs: list[int] = []
+    monkeypatch.setattr(ours.model.engine_now(), "update", lambda _, work: epochs.append(work.n_epochs))
     bench.update_window(ours, 0.0)
     assert epochs == [1]
 

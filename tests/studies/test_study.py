@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from fasttrain_studies.study import (
     settings,
     why,
 )
+from messages import assert_says, wrong_inputs
 from study_toys import Fakes, summary
 
 
@@ -90,6 +92,15 @@ def test_a_signal_ends_it_after_the_cell_is_stored(tmp_path: Path, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         study.run([Wanted("a", 0, ()), Wanted("a", 1, ())])
     assert len(read_json(tmp_path / "study.json")["cells"]) == 1
+
+
+@pytest.mark.parametrize("typed", wrong_inputs("commands of studies"))
+def test_wrong_input_is_told_before_anything_runs(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, typed: str):
+    fakes = Fakes(lambda typed, seed: summary()).use(monkeypatch)
+    done = fasttrain(*shlex.split(typed))
+    done.refused()
+    assert_says("commands of studies", typed, done.err.removeprefix("fasttrain: error: ").rstrip())
+    assert fakes.ran == []
 
 
 def test_a_cell_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

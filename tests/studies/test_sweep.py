@@ -60,16 +60,9 @@ def test_every_cell_runs_in_its_own_process_and_a_crash_stops_nothing(fasttrain:
     assert not list(done.folder.glob("*/report.html")), "cells have none unless asked for"
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ("num_env=4,8", "unknown key 'num_env'; did you mean 'num_envs'"),
-        ("num_envs=range(5,1)", "num_envs=range(5,1)"),
-        ("num_envs=glob(*)", "num_envs=glob(*)"),
-    ],
-)
-def test_a_sweep_that_cannot_be_says_so_before_anything_runs(fasttrain: RunCommand, typed: str, told: str):
-    fasttrain("-m", "env.id=CartPole-v1", "algo=ppo", typed).refused(told)
+@pytest.mark.parametrize("typed", ["num_envs=range(5,1)", "num_envs=glob(*)"])
+def test_a_sweep_over_nothing_says_so_before_anything_runs(fasttrain: RunCommand, typed: str):
+    fasttrain("-m", "env.id=CartPole-v1", "algo=ppo", typed).refused(typed, "a list has no values")
 
 
 def sweep_of(folder: Path, *cells: tuple[str, int, float | None]) -> Sweep:

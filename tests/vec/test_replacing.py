@@ -128,11 +128,7 @@ def test_self_play_goes_on_too(vec_env: tuple[str, ...], fasttrain: RunCommand):
 @pytest.mark.parametrize(
     ("vec_env", "typed", "told"),
     [
-        (
-            DUMMY,
-            "at=2",
-            "error: env 0, step 2 of its episode: 11 restarts within 10 minutes, 10 allowed; the last",
-        ),
+        (DUMMY, "at=2", "error: env 0, step 2 of its episode: 11 restarts within 10 minutes, 10 allowed; the last"),
         (SHARED, "at=2", "11 restarts within 10 minutes, 10 allowed; the last: env"),
         (DUMMY, "resets=1", "env 0, its reset: 11 restarts within 10 minutes, 10 allowed; the last: the env asked"),
         (SHARED, "resets=1", f"{MOST_BUILT} new envs in a row asked to be replaced in their first reset"),
