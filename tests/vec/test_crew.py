@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -211,16 +210,6 @@ def test_a_loss_that_nobody_was_told_of_is_forgotten_by_a_reset():
         assert started.now[:, 2].tolist() == [1, 1, 1, 1]
 
 
-def test_options_that_a_worker_cannot_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
-    with Started() as started:
-        (tmp_path / "only_at_home_too.py").write_text("class Thing:\n    pass\n")
-        monkeypatch.syspath_prepend(tmp_path)  # the workers have started
-        import only_at_home_too
-
-        with pytest.raises(EnvError, match="reset.. failed: .*No module named 'only_at_home_too'"):
-            started.crew.reset([None] * 4, [{}, {}, {}, {"thing": only_at_home_too.Thing()}])
-
-
 def test_too_many_restarts_end_the_run_with_the_last_cause():
     with Started(max_restarts=2) as started:
         for _ in range(2):
@@ -232,14 +221,6 @@ def test_too_many_restarts_end_the_run_with_the_last_cause():
         ) as caught:
             started.step(GO, GO, action_of("raise"), GO)
         assert "in step" in str(caught.value.__cause__)
-
-
-def test_restarts_of_long_ago_do_not_count():
-    with Started(max_restarts=1, restart_window_s=0.2) as started:
-        for _ in range(3):
-            started.step(action_of("raise"), GO, GO, GO)
-            time.sleep(0.3)
-        assert started.crew.restarts == 3
 
 
 def test_a_worker_that_cannot_be_replaced_ends_the_run(tmp_path: Any):

@@ -347,6 +347,10 @@ def test_calls_that_fail_are_named_and_the_envs_go_on(calling: SharedMemoryVecEn
             calling.env_method(name, *arguments)
         assert name != "fail" or "in fail" in str(caught.value.__cause__), "the worker's traceback"
         assert calling.get_attr("number") == [0, 1, 2, 3, 4]
+    calling.set_options([{"thing": only_at_home.Thing()}] * 5)
+    with pytest.raises(EnvError, match="reset.. failed: .*No module named 'only_at_home'"):
+        calling.reset()
+    calling.set_options(None)
 
 
 def test_values_that_cannot_travel_are_named_and_the_env_goes_on(calling: SharedMemoryVecEnv):
@@ -453,6 +457,7 @@ def test_a_vec_env_that_is_dropped_leaves_nothing():
     ("env_fns", "options", "message"),
     [
         ([], {}, "needs at least one env function"),
+        (walkers(1), {"num_workers": 0}, "num_workers=0: give at least 1, or None"),
         (walkers(1), {"on_env_error": "ignore"}, "on_env_error='ignore': expected 'raise' or 'restart'"),
         ([lambda: Walker(0), lambda: Walker(1, "multi_discrete")], {"num_workers": 2}, "the envs differ: env 0 has"),
         ([lambda: Walker(0), lambda: Walker(1, masks="none")], {"num_workers": 2}, "the envs differ: env 0 has"),
