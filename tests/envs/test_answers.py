@@ -1,5 +1,3 @@
-"""What does not fit its space is named with index and figures, what fits is not; and where SB3 is patient."""
-
 from __future__ import annotations
 
 from collections import OrderedDict

@@ -1,5 +1,3 @@
-"""Building envs from names: what works, and what a wrong name or a broken env is told."""
-
 from __future__ import annotations
 
 import inspect
@@ -309,13 +307,13 @@ def test_factory_pickles_both_ways_and_remembers_its_folder(
 
 RESETS = """
 import gymnasium
+import plain_env
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 
-class Plain(gymnasium.Env):
+class Plain(plain_env.PlainEnv):
     observation_space = spaces.Discrete(1000)
-    action_space = spaces.Discrete(2)
 
     def step(self, action):
         return 0, 0.0, False, False, {}
@@ -392,20 +390,8 @@ model.save("coin_agent")
 
 
 OURS = "from fasttrain import train\ntrain('trains_ours:Coin')\n"
-OWN_LOOP = """
-import gymnasium
-from stable_baselines3 import PPO
-
-class Own(PPO):
-    def learn(self, steps):
-        self.num_timesteps += steps
-        return self
-
-Coin = None
-model = Own("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
-model.{train}
-model.save("coin_agent")
-"""
+OWN = "class Own(PPO):\n    def learn(self, steps):\n        self.num_timesteps += steps\n        return self\n\n"
+OWN_LOOP = TRAINS.replace("Coin = None\nmodel = PPO", f"{OWN}Coin = None\nmodel = Own")
 
 
 @pytest.mark.parametrize(

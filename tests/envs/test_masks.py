@@ -1,5 +1,3 @@
-"""Each mask convention becomes the same flat boolean `action_masks()`; what is wrong is named."""
-
 from __future__ import annotations
 
 from typing import Any

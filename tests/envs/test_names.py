@@ -1,5 +1,3 @@
-"""Names in arguments: what they become, what stays text, what is told, and what is not called."""
-
 from __future__ import annotations
 
 import collections

@@ -1,5 +1,3 @@
-"""Episodes that begin with the reset options of a task, and environments that do not read them."""
-
 from __future__ import annotations
 
 from typing import Any

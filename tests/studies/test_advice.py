@@ -1,5 +1,3 @@
-"""Which changes are proposed, and what they are expected to gain."""
-
 from __future__ import annotations
 
 import io
@@ -159,8 +157,6 @@ def test_what_limits_games_with_engines_becomes_a_change():
     plan = changed_plan(now, found)
     assert plan.config.daemons.count == 4
 
-
-# --- what is said
 
 RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, logging=0.5e-6, storing=1e-6)
 

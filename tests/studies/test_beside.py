@@ -1,5 +1,3 @@
-"""Cells side by side, without processes."""
-
 from __future__ import annotations
 
 import os

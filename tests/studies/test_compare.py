@@ -1,5 +1,3 @@
-"""`fasttrain compare`: candidates, the order of cells, resuming, verdicts and exit codes."""
-
 from __future__ import annotations
 
 import io
@@ -118,8 +116,6 @@ def test_a_real_comparison(fasttrain: RunCommand):
     assert (done.folder / "report.html").is_file()
     assert not (cell / "report.html").exists()
 
-
-# --- what it says on the terminal
 
 GATE = {"metric": "win_rate", "curve_of": "win rate", "threshold": 0.4, "min_speed_up": 1.1, "min_pairs": 5}
 

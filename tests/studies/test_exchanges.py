@@ -1,5 +1,3 @@
-"""Population-based training: which model is replaced by which, with which settings."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Several models side by side: equal to single runs, ranked, frozen after an error, and continued after a kill."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -176,9 +176,6 @@ def test_iterations_are_counted_from_start_to_start():
     assert not timer._on_step(), "one iteration is enough"
 
 
-# --- how windows take turns, and what is made of them
-
-
 class Idle:
     """Stands for a rig."""
 

@@ -1,5 +1,3 @@
-"""The space around a run, and which points are worth a trial."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A study: cells stored one by one, found again, told apart by what was typed."""
-
 from __future__ import annotations
 
 import json
@@ -109,9 +107,6 @@ def test_a_cell_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert cell.described() == "done · 61,234 steps/s · reward 2.9 · win 61.3 %"
 
 
-# --- profiles that studies write
-
-
 def test_a_written_profile_composes_to_its_values(tmp_path: Path, fasttrain: RunCommand):
     values = settings(configured("+profile=speed"))
     values.update({"batch_size": 512, "use_amp": "off", "workers": 2, "lean_info": False})
@@ -138,9 +133,6 @@ def test_the_command_that_uses_it_is_said(tmp_path: Path, capsys: pytest.Capture
     told = capsys.readouterr().out
     assert f"fasttrain 'hydra.searchpath=['\"'\"'file://{tmp_path}/b/conf'" in told
     assert "'+profile=[speed,theirs,mine]' --config-dir=own env.id=CartPole-v1" in told
-
-
-# --- cells: a process each, told apart by what they left behind
 
 
 def test_bad_input_is_illegal_and_says_why(tmp_path: Path):

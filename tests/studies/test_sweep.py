@@ -18,24 +18,18 @@ from fasttrain_studies.sweep import Sweep
 SMALL = ("total_timesteps=128", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "eval.episodes=2",
          "vec_env=dummy", "torch_threads=1", "num_envs=2")  # fmt: skip
 BRITTLE = """
-import gymnasium as gym, numpy as np
+import gymnasium as gym
 
-class Brittle(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
-
+class Brittle(gym.Wrapper):
     def __init__(self, breaks=False):
-        self.breaks = breaks
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return np.zeros(2, np.float32), {}
+        super().__init__(gym.make('CartPole-v1'))
+        self.breaks, self.t = breaks, 0
 
     def step(self, action):
         self.t += 1
         if self.breaks and self.t == 9:
             raise RuntimeError('the board fell')
-        return np.zeros(2, np.float32), 1.0, self.t >= 10, False, {}
+        return super().step(action)
 """
 
 

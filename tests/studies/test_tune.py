@@ -1,5 +1,3 @@
-"""`fasttrain tune`: what is tried, what ends early, the confirmation on fresh seeds, what is written."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""One worker process from outside, and the one before the crew: deadlines, a word on how it ended, tasks."""
-
 from __future__ import annotations
 
 import multiprocessing
@@ -138,9 +136,6 @@ def test_a_worker_that_does_not_read_is_noticed(start: Callable[..., WorkerProce
     os.kill(worker.process.pid, signal.SIGSTOP)  # type: ignore[arg-type]
     with pytest.raises(WorkerLostError, match="it did not read the call of set in time"):
         worker.call("set", pack(("set", ("x", b"x" * 5_000_000, [0]))), 0.2)
-
-
-# --- the process before the crew
 
 
 def never() -> None:

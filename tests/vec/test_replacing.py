@@ -1,5 +1,3 @@
-"""Envs that ask to be replaced (`fasttrain.ReplaceEnv`), and the limits of replacing."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -23,6 +23,7 @@ import fasttrain_vec
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain_vec import EnvError, EnvSpecError, ReplaceEnv, VectorEnv
+from plain_env import PlainEnv
 from worker_toys import GO, Chaos, Hat, Opaque, Walker, action_of, chaos_envs, processes_left, walkers
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -44,7 +45,7 @@ def made() -> Iterator[Made]:
         env.close()
 
 
-class Table(gym.Env[Any, Any]):
+class Table(PlainEnv):
     """Dict observations, rewards that float32 does not hold, and infos of many types, some only now and then."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012 - Gymnasium's own form
@@ -54,27 +55,26 @@ class Table(gym.Env[Any, Any]):
     action_space = spaces.MultiDiscrete([3, 2])
 
     def __init__(self, number: int) -> None:
-        self.number, self.episode = number, 0
+        self.number, self.episode, self.length = number, 0, 5 + number
 
-    def look(self) -> dict[str, Any]:
+    def seen(self) -> dict[str, Any]:
         board = self.np_random.standard_normal((2, 3)).astype(np.float32)
-        return {"board": board, "flags": self.np_random.integers(0, 2, 3, np.int8), "turn": np.int64(self.turn)}
+        return {"board": board, "flags": self.np_random.integers(0, 2, 3, np.int8), "turn": np.int64(self.time)}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.turn, self.episode = 0, self.episode + 1
-        return self.look(), {"episode_number": self.episode, "given": options or {}, "start": f"{self.number}"}
+        self.episode += 1
+        told = {"episode_number": self.episode, "given": options or {}, "start": f"{self.number}"}
+        return super().reset(seed=seed)[0], told
 
     def step(self, action: Any) -> Any:
-        self.turn += 1
+        seen, _, over, _, _ = super().step(action)
         info: dict[str, Any] = {
-            "turn": self.turn, "draw": float(self.np_random.random()), "text": f"s{self.turn}", "action": action.copy(),
-            "nested": {"even": self.turn % 2 == 0, "deep": {"number": np.float32(self.number)}}, "list": [self.turn],
+            "turn": self.time, "draw": float(self.np_random.random()), "text": f"s{self.time}", "action": action.copy(),
+            "nested": {"even": self.time % 2 == 0, "deep": {"number": np.float32(self.number)}}, "list": [self.time],
         }  # fmt: skip
-        if self.turn % 3 == self.number % 3:
-            info["sometimes"] = self.turn
-        reward = 0.1 * self.turn + float(action.sum()) / 3
-        return self.look(), reward, self.turn == 5 + self.number, self.turn == 9, info
+        if self.time % 3 == self.number % 3:
+            info["sometimes"] = self.time
+        return seen, 0.1 * self.time + float(action.sum()) / 3, over, self.time == 9, info
 
     def render(self) -> Any:
         return np.full((2, 2, 3), self.number, np.uint8)
