@@ -1,69 +1,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from vec_toys import Tired
 
-import fasttrain
 from conftest import RunCommand
-from duels import Duel
 from fasttrain.errors import EnvError
-from fasttrain.native import GameSpec
 from fasttrain_vec.replacing import ASKED, FAILED, MOST_BUILT, SEED_STRIDE, Replacements, built_anew
-from plain_env import DrawnEnv
 
 QUICK = ("+profile=speed", "report=false", "checkup=off", "eval.episodes=2", "torch_threads=1", "num_envs=4",
          "batch_size=32", "total_timesteps=256")  # fmt: skip
-TIRED, PPO = "env.entry_point=test_replacing:Tired", ("algo=ppo", "algo.rollout_size=64", "fused_update=off")
+TIRED, PPO = "env.entry_point=vec_toys:Tired", ("algo=ppo", "algo.rollout_size=64", "fused_update=off")
 DUMMY, SHARED = ("vec_env=dummy",), ("vec_env=shared", "workers=2")
 both = pytest.mark.parametrize("vec_env", [DUMMY, SHARED], ids=["dummy", "shared"])
-
-
-class Tired(DrawnEnv):
-    """Asks to be replaced in its step `at`, or in its reset number `resets`. Episodes have 10 steps."""
-
-    def __init__(self, at: int = 0, resets: int = 0) -> None:
-        self.at, self.resets, self.total, self.begun = at, resets, 0, 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.begun += 1
-        if self.begun == self.resets:
-            raise fasttrain.ReplaceEnv("tired")
-        return super().reset(seed=seed)
-
-    def step(self, action: Any) -> Any:
-        self.total += 1
-        if self.total == self.at:
-            raise fasttrain.ReplaceEnv("tired")
-        return super().step(action)
-
-
-class TiredAtFirst(Tired):
-    """Asks in its first reset, if it finds the file `once` missing."""
-
-    def __init__(self, once: str) -> None:
-        super().__init__()
-        self.once = Path(once)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        if not self.once.exists():
-            self.once.touch()
-            raise fasttrain.ReplaceEnv("tired")
-        return super().reset(seed=seed)
-
-
-class TiredDuel(Duel):
-    """Asks to be replaced after each 23 decisions of both sides."""
-
-    def step(self, action: Any) -> Any:
-        if len(self.seen) == 23:
-            raise fasttrain.ReplaceEnv("tired")
-        return super().step(action)
-
-
-GAME = GameSpec(env="test_replacing:TiredDuel", opponent_key="opponent", eval_opponent="zero")
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +48,14 @@ def test_an_env_that_asks_in_a_reset_is_replaced(vec_env: tuple[str, ...], fastt
     # Each env and its successor have three episodes of 10 steps. A worker loses the last one together with the env.
     lost = 80 if vec_env == SHARED else 0
     assert f"  8 envs or workers were replaced (asked to be replaced: 8); {lost} env steps were lost" in done.out
-    first = ("env.entry_point=test_replacing:TiredAtFirst", f"env.kwargs.once={tmp_path / 'once'}", vec_env[0])
+    first = ("env.entry_point=vec_toys:TiredAtFirst", f"env.kwargs.once={tmp_path / 'once'}", vec_env[0])
     done = fasttrain(*QUICK, *PPO, *first, *["workers=1"] * len(vec_env[1:])).ok()
     assert "  1 envs or workers were replaced (asked to be replaced: 1); 0 env steps were lost" in done.out
 
 
 @both
 def test_self_play_goes_on_too(vec_env: tuple[str, ...], fasttrain: RunCommand):
-    game = ("algo=maskable_ppo", *PPO[1:], "env.game=test_replacing:GAME", "opponent=self")
+    game = ("algo=maskable_ppo", *PPO[1:], "env.game=vec_toys:GAME", "opponent=self")
     done = fasttrain(*QUICK, *vec_env, *game).ok()
     assert done.json("perf.json")["total"]["replaced"] == {ASKED: 20}
     assert {row["length"] for row in done.table("episodes.csv")} == {"2", "3"}

@@ -13,17 +13,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from vec_toys import Leaving, Table, Telling
 
 import fasttrain_vec
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain_vec import EnvError, EnvSpecError, ReplaceEnv, VectorEnv
-from plain_env import PlainEnv
+from fasttrain_vec import EnvError, EnvSpecError, VectorEnv
 from worker_toys import GO, Chaos, Hat, Opaque, Walker, action_of, chaos_envs, processes_left, walkers
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -43,41 +42,6 @@ def made() -> Iterator[Made]:
     yield make
     for env in envs:
         env.close()
-
-
-class Table(PlainEnv):
-    """Dict observations, rewards that float32 does not hold, and infos of many types, some only now and then."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012 - Gymnasium's own form
-    observation_space = spaces.Dict(
-        board=spaces.Box(-np.inf, np.inf, (2, 3), np.float32), flags=spaces.MultiBinary(3), turn=spaces.Discrete(99)
-    )
-    action_space = spaces.MultiDiscrete([3, 2])
-
-    def __init__(self, number: int) -> None:
-        self.number, self.episode, self.length = number, 0, 5 + number
-
-    def seen(self) -> dict[str, Any]:
-        board = self.np_random.standard_normal((2, 3)).astype(np.float32)
-        return {"board": board, "flags": self.np_random.integers(0, 2, 3, np.int8), "turn": np.int64(self.time)}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.episode += 1
-        told = {"episode_number": self.episode, "given": options or {}, "start": f"{self.number}"}
-        return super().reset(seed=seed)[0], told
-
-    def step(self, action: Any) -> Any:
-        seen, _, over, _, _ = super().step(action)
-        info: dict[str, Any] = {
-            "turn": self.time, "draw": float(self.np_random.random()), "text": f"s{self.time}", "action": action.copy(),
-            "nested": {"even": self.time % 2 == 0, "deep": {"number": np.float32(self.number)}}, "list": [self.time],
-        }  # fmt: skip
-        if self.time % 3 == self.number % 3:
-            info["sometimes"] = self.time
-        return seen, 0.1 * self.time + float(action.sum()) / 3, over, self.time == 9, info
-
-    def render(self) -> Any:
-        return np.full((2, 2, 3), self.number, np.uint8)
 
 
 def cart_poles(count: int) -> EnvFns:
@@ -196,15 +160,6 @@ def test_an_info_that_gymnasium_cannot_batch_is_its_error_and_one_that_cannot_tr
         assert made([lambda: Telling(opaque=Opaque(), fine=1)] * 2).reset()[1]["fine"].tolist() == [1, 1]
 
 
-class Telling(Walker):
-    def __init__(self, **info: Any) -> None:
-        super().__init__(0)
-        self.info = info
-
-    def reset(self, **options: Any) -> Any:
-        return super().reset(**options)[0], self.info
-
-
 def test_an_env_that_raises_is_an_error_or_replaced(made: Made):
     env = made(chaos_envs(4))
     env.reset(seed=50)
@@ -221,11 +176,6 @@ def test_an_env_that_raises_is_an_error_or_replaced(made: Made):
     assert infos["episode"][2] == after[2, 1] > before[2, 1], "the info of the new episode"
     assert env.restarts == 1
     assert env.step([GO] * 4)[1].tolist() == [1, 1, 1, 1]
-
-
-class Leaving(Chaos):
-    def step(self, action: Any) -> Any:
-        raise ReplaceEnv("worn out")
 
 
 def test_an_env_that_asks_for_it_is_replaced_anyhow(made: Made):

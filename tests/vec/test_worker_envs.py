@@ -234,12 +234,8 @@ def test_a_failed_env_is_rebuilt_and_its_episode_ends_at_the_state_before():
     before, broken = rows.observations.copy(), rows.envs[1]
     (record,) = rows.step(GO, action_of("nan_at_the_end"), GO)
     failure = record.failure
-    assert (record.env_index, failure.seed, failure.action, failure.step) == (
-        11,
-        41,
-        str(action_of("nan_at_the_end")),
-        2,
-    )
+    assert (record.env_index, failure.seed, failure.step) == (11, 41, 2)
+    assert failure.action == str(action_of("nan_at_the_end"))
     assert rows.envs[1] is not broken
     assert rows.envs[1].seed_given == 41 + SEED_STRIDE
     assert rows.arrays.truncations.tolist() == rows.arrays.lost.tolist() == [False, True, False]
