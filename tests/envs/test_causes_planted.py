@@ -21,22 +21,21 @@ from fasttrain.envs.probe import Play, PlayError
 from plain_env import PlainEnv
 
 NEVER = float("inf")
-TABLE = {"at": 0, "episodes": 0}
+TABLE = {"at": 0}
 
 
-class Room(gymnasium.Env[Any, Any]):
+class Room(PlainEnv):
     """Ten steps in a room; `fault` spoils one thing."""
 
-    action_space = spaces.Discrete(3)
+    observation_space, action_space = spaces.Box(-1000, 1000, (4,), np.float32), spaces.Discrete(3)
 
-    def __init__(self, fault: str = "", seen: Any = None) -> None:
-        self.fault = fault
-        self.observation_space = seen or spaces.Box(-1000, 1000, (4,), np.float32)
-        self.start, self.shown, self.steps, self.episodes = np.zeros(4, np.float32), np.zeros(4, np.float32), 0, 0
+    def __init__(self, fault: str = "") -> None:
+        self.fault, self.steps, self.episodes = fault, 0, 0
+        self.start, self.shown = np.zeros(4, np.float32), np.zeros(4, np.float32)
         self.size = random.random() if fault == "constructor draws" else 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=42 if self.fault == "always 42" else seed)
+        gymnasium.Env.reset(self, seed=42 if self.fault == "always 42" else seed)
         self.time, self.episodes = 0, self.episodes + 1
         self.place = self.start if self.fault == "not put back" else self.start.copy()
         if self.fault == "seeds the global stream":
@@ -45,18 +44,21 @@ class Room(gymnasium.Env[Any, Any]):
             self.place[2] = random.random()
         self.place[3] = int(self.np_random.integers(5))
         TABLE["at"] = 0
-        return self._seen(), {}
+        return self.seen(), {}
 
     def step(self, action: Any) -> Any:
-        self.time, self.steps = self.time + 1, self.steps + 1
+        self.steps += 1
         self.place[0] += int(action)
         TABLE["at"] += int(action)
-        over = self.time == 10
-        if over and self.fault == "short end":
-            return np.zeros(2, np.float32), float(action), True, False, {}
-        return self._seen(), float(action) + self.place[3], over, False, {}
+        answer = super().step(action)
+        if answer[2] and self.fault == "short end":
+            return np.zeros(2, np.float32), *answer[1:]
+        return answer
 
-    def _seen(self) -> Any:
+    def paid(self, action: Any) -> float:
+        return float(action) + self.place[3]
+
+    def seen(self) -> Any:
         faults: dict[str, Callable[[], float]] = {
             "shared": lambda: TABLE["at"],
             "constructor draws": lambda: self.size,

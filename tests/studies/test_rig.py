@@ -228,8 +228,7 @@ def test_a_disturbed_window_does_not_count_and_parts_within_others_need_theirs_o
 
 
 def test_a_run_of_one_rollout_has_a_speed(tmp_path: Path):
-    small = ("env.id=CartPole-v1", "algo=ppo", "num_envs=2", "algo.n_steps=16", "batch_size=16", "total_timesteps=32")
-    rig = rig_of(tmp_path, *small)
+    rig = rig_of(tmp_path, *CARTPOLE, "algo=ppo", "algo.n_steps=16", "batch_size=16", "total_timesteps=64")
     try:
         assert rig.train(0.01)["train"] > 0.0
     finally:

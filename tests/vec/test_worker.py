@@ -50,17 +50,16 @@ def test_a_seeded_reset_seeds_the_global_streams(env: SharedMemoryVecEnv):
     assert draws[0] == draws[1] != draws[2]
 
 
-class Deaf(Walker):
-    """Its mood stays, whatever is set."""
-
-    def __init__(self, kept: Any) -> None:
-        super().__init__(0)
-        self.kept = kept
-
-    mood = property(lambda self: self.kept, lambda self, value: None)
-
-
 def test_an_attribute_that_was_set_is_read_back(env: SharedMemoryVecEnv):
+    class Deaf(Walker):
+        """Its mood stays, whatever is set."""
+
+        def __init__(self, kept: Any) -> None:
+            super().__init__(0)
+            self.kept = kept
+
+        mood = property(lambda self: self.kept, lambda self, value: None)
+
     cases = [(1, 1, True), (1, 2, False), (np.arange(3), np.arange(3), True), (np.arange(3), np.zeros(3), False),
              (np.arange(3), np.arange(4), False), (float("nan"), 1.0, False), ([1, [2]], [1, [2]], True)]  # fmt: skip
     deaf = SharedMemoryVecEnv([lambda kept=kept: Deaf(kept) for kept, *_ in cases], num_workers=1)
