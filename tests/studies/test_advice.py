@@ -137,11 +137,7 @@ def test_logging_needs_no_second_measurement():
     assert advice.candidate.text == "log_every=100 train_log_to_console=false"
     assert advice.expected == pytest.approx(10 / 8.2 - 1)
     assert logging_advice(situation(*BASELINE, rates=Rates(env=9e-6, logging=0.1e-6))) == []
-
-
-def test_what_is_stored_of_an_advice():
-    given: Any = Candidate((("use_amp", "on"),), ("env",), "why")
-    (advice,) = logging_advice(situation(*BASELINE, rates=Rates(env=1e-6, logging=9e-6)))
+    given = Candidate((("use_amp", "on"),), ("env",), "why")
     stored = advice._replace(candidate=given, expected=0.5, real=0.25).to_dict()
     assert (stored["change"], stored["expected_gain"], stored["real_gain"]) == ("use_amp=on", 0.5, 0.25)
 

@@ -156,9 +156,9 @@ class Patience(PlainEnv):
 
     observation_space = spaces.Box(0, 9, (2,), np.float32)
 
-    def __init__(self, cut: bool = False, spoil: Any = None, reward: Any = 1.0, **last: Any) -> None:
+    def __init__(self, cut: bool = False, spoil: Any = None, **last: Any) -> None:
         self.state = np.zeros(2, np.float32)
-        self.cut, self.spoil, self.reward, self.last = cut, spoil, reward, last
+        self.cut, self.spoil, self.last = cut, spoil, last
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
         self.state[:] = 0
@@ -170,7 +170,7 @@ class Patience(PlainEnv):
         self.state += 1
         end = self.state[0] == 3
         seen = self.last["seen"] if end and self.last else self.state
-        return seen, self.reward, bool(end and not self.cut), bool(end and self.cut), {}
+        return seen, 1.0, bool(end and not self.cut), bool(end and self.cut), {}
 
     def close(self) -> None:
         raise AttributeError("no viewer")
@@ -196,11 +196,6 @@ def test_the_last_observation_counts_only_where_the_episode_was_cut(seen: Any):
     assert last_of(Patience(seen=seen), copies=True).tolist() == [0, 0]
     with pytest.raises(EnvError, match="the episode was truncated"):
         last_of(Patience(cut=True, seen=seen), copies=False)
-
-
-def test_a_text_is_no_reward():
-    with pytest.raises(EnvError, match="the reward '1', a str"):
-        last_of(Patience(reward="1"), copies=False)
 
 
 def test_a_close_that_raises_is_told_and_called_once():

@@ -183,7 +183,7 @@ def test_an_answer_as_a_list_and_an_info_of_another_mapping_are_fine():
     assert rows.arrays.info_values[0, 0] == 3
 
 
-@pytest.mark.parametrize("answer", [np.zeros(4, np.float32), (np.zeros(4, np.float32),), (np.zeros(4), 3), None])
+@pytest.mark.parametrize("answer", [np.zeros(4, np.float32), (np.zeros(4, np.float32),), (np.zeros(4), 3), None, 0])
 def test_resets_that_are_refused(answer: Any):
     class Old(Walker):
         def reset(self, **kwargs: Any) -> Any:
