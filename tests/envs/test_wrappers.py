@@ -105,17 +105,6 @@ def test_keeps_named_keys_between_and_everything_at_the_end() -> None:
     assert "bulky" in env.unwrapped.told, "the env's own dict is not changed"
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_everything_but_info_is_unchanged(cut: bool) -> None:
-    lean, plain = LeanInfo(Steps(cut=cut)), Steps(cut=cut)
-    lean.reset()
-    plain.reset()
-    for _ in range(4):
-        mine, its = lean.step(1), plain.step(1)
-        assert mine[0].tolist() == its[0].tolist()
-        assert mine[1:4] == its[1:4]
-
-
 def test_monitor_outside_and_inside_keeps_its_episode_entry() -> None:
     for env in (LeanInfo(Monitor(Steps())), Monitor(LeanInfo(Steps()))):
         env.reset()
