@@ -258,10 +258,10 @@ gymnasium.register('Old-v0', entry_point=Old)
 def spec_of(text: str) -> EnvSpec:
     """Of `id=` or `entry_point=`, and what follows: `masks`, wrappers of the module parts, arguments that are 1."""
     name, *more = text.split()
+    kind, named = name.split("=")
     wrappers = [word for word in more if word.startswith("parts")]
     kwargs = {word.removesuffix("=1"): 1 for word in more if word.endswith("=1")}
-    named = dict([name.split("=")])
-    return EnvSpec(**named, kwargs=kwargs, wrappers=tuple(wrappers), needs_masks="masks" in more)
+    return EnvSpec(**{kind: named}, kwargs=kwargs, wrappers=tuple(wrappers), needs_masks="masks" in more)
 
 
 @pytest.mark.parametrize("text", wrong_inputs("envs that cannot be built"))
