@@ -15,6 +15,14 @@ from fasttrain.runs.logs import EvaluationLog
 from fasttrain.spec.precedence import key_of
 from fasttrain_studies.study import Cell, Ended, Place
 
+# What ran with the profile speed, as its plan tells
+PPO = {"num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
+       "workers": "not applicable", "use_amp": "off", "use_compile": "off",
+       "updates_per_step": "not applicable"}  # fmt: skip
+# Of a training of a population
+SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
+         "batch_size=64", "num_envs=2", "algo.n_epochs=2", "eval.episodes=4", "vec_env=dummy", "torch_threads=1",
+         "fused_update=on", "report=false", "checkup=off")  # fmt: skip
 Behaviour = Callable[[dict[str, str], int], Mapping[str, Any]]  # (settings typed, seed) → what summary.json says
 
 

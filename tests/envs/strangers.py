@@ -31,9 +31,6 @@ class Plain(PlainEnv):
         return float(action)
 
 
-# --- masks under other names, in other places, of other kinds
-
-
 class Cards(gymnasium.Env[Any, Any]):
     """Each of five cards is played once: 0 + 1 + 2 + 3 + 4 = 10. The mask's method has another library's name."""
 
@@ -155,9 +152,6 @@ class Network(VectorEnv[Any, Any, Any]):
         return {"action_mask": np.array([host.hand for host in self.hosts])}
 
 
-# --- spaces, numbers and infos
-
-
 class Robot(Plain):
     """A simulator in double precision."""
 
@@ -227,9 +221,6 @@ class Window(Plain):
 
     def seen(self) -> Any:
         return self.np_random.integers(0, 1000, (4, 3))
-
-
-# --- habits
 
 
 class Own(Plain):

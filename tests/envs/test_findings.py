@@ -1,5 +1,3 @@
-"""What was wrong in a pass of play, with its figures."""
-
 from __future__ import annotations
 
 import threading
@@ -10,12 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from fasttrain.envs.findings import (
-    REMEDIES,
-    WARNINGS,
     AnswerCheck,
     empty_heads,
     fingerprint,
-    make_finding,
     not_picklable,
     single_valued,
 )
@@ -103,11 +98,3 @@ def test_single_valued() -> None:
     assert single_valued(spaces.MultiDiscrete([1, 1]))
     assert not single_valued(spaces.MultiDiscrete([1, 2]))
     assert not single_valued(BOX)
-
-
-def test_severity_and_remedy_are_the_codes_unless_given() -> None:
-    assert make_finding("never_done", "x").severity == "warning"
-    assert make_finding("bad_mask", "x", "do that").severity == "error"
-    assert make_finding("stale_mask", "x", severity="warning").severity == "warning"
-    assert str(make_finding("empty_mask", "x", "do that")) == "x; do that"
-    assert set(WARNINGS) <= set(REMEDIES)

@@ -1,5 +1,3 @@
-"""Goals as decisions of their own: when one is due, what is seen and done, and around which envs it goes."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -12,30 +10,29 @@ from gymnasium import spaces
 from fasttrain.envs.goals import Goals
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import EnvSpecError
+from plain_env import PlainEnv
 from toys import ToyGymEnv
 
 
-class Counting(gym.Env[Any, Any]):
+class Counting(PlainEnv):
     """Shows the steps, and whether they are more than two. Ends after five."""
 
+    observation_space, length = spaces.Box(0, 9, (2,), np.float32), 5
+
     def __init__(self, action_space: spaces.Space[Any] | None = None) -> None:
-        self.observation_space = spaces.Box(0, 9, (2,), np.float32)
         self.action_space = action_space or spaces.Discrete(2)
         self.got: list[Any] = []
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._seen(), {}
 
     def step(self, action: Any) -> Any:
         assert action in self.action_space
         self.got.append(action)
-        self.steps += 1
-        return self._seen(), float(self.steps), self.steps == 5, False, {"told": self.steps}
+        return super().step(action)
 
-    def _seen(self) -> Any:
-        return np.array([self.steps, self.steps > 2], np.float32)
+    def seen(self) -> Any:
+        return np.array([self.time, self.time > 2], np.float32)
+
+    def paid(self, action: Any) -> float:
+        return float(self.time)
 
 
 def played(env: Goals, actions: list[Any]) -> list[tuple[list[float], float]]:

@@ -1,5 +1,3 @@
-"""Building envs from names: what works, and what a wrong name or a broken env is told."""
-
 from __future__ import annotations
 
 import inspect
@@ -20,12 +18,13 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
 from fasttrain.errors import EnvSpecError
+from messages import assert_says, wrong_inputs
 
 WriteModule = Callable[[str, str], None]
 
 GAME = """
 import gymnasium
-import numpy as np
+import plain_env
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -34,7 +33,7 @@ class Deck:
     pass
 
 
-class Game(gymnasium.Env):
+class Game(plain_env.PlainEnv):
     observation_space = spaces.Box(-1, 1, (2,))
     action_space = spaces.Discrete(3)
 
@@ -43,12 +42,11 @@ class Game(gymnasium.Env):
             raise ValueError("cards must be positive")
         self.cards, self.rules = cards, rules
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
+    def told(self):
+        return {"bulky": [1] * 100}
 
-    def step(self, action):
-        return np.zeros(2, np.float32), 1.0, False, False, {"bulky": [1] * 100}
+    def close(self):
+        Game.closed = True
 """
 
 
@@ -171,31 +169,6 @@ def test_users_wrappers_lie_inside_masks_and_lean_info_outside_the_limit(write_m
 
 
 @pytest.mark.parametrize(
-    ("entry", "text"),
-    [
-        ("wrap_make_u:Nois", "wrappers entry wrap_make_u:Nois: module 'wrap_make_u' has no 'Nois'; did you mean 'N"),
-        ("wrap_make_u", r"env\.wrappers entry wrap_make_u: expected module:Name, e\.g\. my_game\.parts:Mine"),
-        ("wrap_mak_u:Noisy", "entry wrap_mak_u:Noisy: no module named 'wrap_mak_u'.*did you mean 'wrap_make_u'"),
-        ("wrap_make_u:LIMIT", "expected a class or function, it is 3"),
-        (
-            "wrap_make_u:broken",
-            r"wrap_make_u:broken could not wrap <Noisy<Game.*KeyError: 5 \(wrap_make_u.py:\d+, in b",
-        ),
-        ("wrap_make_u:Needy", "could not wrap .*TypeError: .*missing 1 required positional argument: 'scale'"),
-        ("wrap_make_u:leaves", r"leaves could not wrap .*SystemExit: 2 \(wrap_make_u.py"),
-        ("wrap_make_u:nothing", "must return a gymnasium.Env, it returned None"),
-    ],
-)
-def test_wrappers_that_cannot_be_used(write_module: WriteModule, entry: str, text: str) -> None:
-    closes = "\n    def close(self):\n        Game.closed = True\n"
-    write_module("game_make_u", GAME + closes)
-    write_module("wrap_make_u", WRAPPERS)
-    with pytest.raises(EnvSpecError, match=text):
-        make_env(EnvSpec(entry_point="game_make_u:Game", wrappers=("wrap_make_u:Noisy", entry)))
-    assert sys.modules["game_make_u"].Game.closed is True
-
-
-@pytest.mark.parametrize(
     ("space", "given"),
     [("Discrete(3, dtype=np.int32)", np.int64(2)), ("MultiDiscrete([2, 3], dtype=np.int16)", np.array([1, 2]))],
 )
@@ -217,15 +190,14 @@ def test_actions_are_of_the_integers_of_their_space(write_module: WriteModule, s
 
 
 def test_looking_for_masks_keeps_the_global_random_streams(write_module: WriteModule) -> None:
-    write_module("game_make_e", GAME.replace("super().reset(seed=seed)", "np.random.random()"))
+    write_module(
+        "game_make_e", GAME + "\n    def reset(self, **_):\n        return plain_env.np.random.random(2), {}\n"
+    )
     np.random.seed(5)
     expected = np.random.random(2)
     np.random.seed(5)
     make_env(EnvSpec(entry_point="game_make_e:Game"))
     assert np.array_equal(np.random.random(2), expected)
-
-
-# --- what a wrong name is told
 
 
 def test_neither_or_both_names() -> None:
@@ -234,11 +206,12 @@ def test_neither_or_both_names() -> None:
             EnvSpec(**spec)
 
 
-@pytest.mark.skipif(find_spec("mujoco") is not None, reason="the dependency is there")
-def test_missing_dependency_says_how_to_install_it() -> None:
-    message = message_of(id="Ant-v5")
-    assert "needs a package that is not installed" in message
-    assert "gymnasium[mujoco]" in message
+def test_a_missing_dependency_and_a_missing_version_are_told() -> None:
+    assert "`v1`" in message_of(id="CartPole-v9")
+    if find_spec("mujoco") is None:
+        message = message_of(id="Ant-v5")
+        assert "needs a package that is not installed" in message
+        assert "gymnasium[mujoco]" in message
 
 
 MODULES = {
@@ -274,6 +247,7 @@ def chained():
 gymnasium.register('Make-v0', entry_point=Game)
 gymnasium.register('Old-v0', entry_point=Old)
 """,
+    "parts": WRAPPERS,
     "lacks": "import no_such_engine\n",
     "raises": "x = 1\nraise RuntimeError('no licence')\n",
     "broken": "def broken(:\n",
@@ -281,53 +255,24 @@ gymnasium.register('Old-v0', entry_point=Old)
 }
 
 
-@pytest.mark.parametrize(
-    ("spec", "parts"),
-    [
-        ({"id": "CartPol-v1"}, ["env.id=CartPol-v1 is not registered", "'CartPole-v1'"]),
-        ({"id": "CartPole-v9"}, ["`v1`"]),
-        ({"id": "Zzz/Qqqqq-v5"}, ["env.id=package:Zzz/Qqqqq-v5"]),
-        ({"id": "game:Mak-v0"}, ["'game' registered: Make-v0"]),
-        ({"id": "game:Game"}, ["use env.entry_point=game:Game"]),
-        ({"entry_point": "gamee:Game"}, ["no module named 'gamee'", "FOLDER", "'game'"]),
-        ({"entry_point": "inner.envs:Game"}, ["pip install -e ."]),
-        ({"entry_point": "my_game"}, ["expected module:Name"]),
-        ({"entry_point": "lacks:Game"}, ["importing module 'lacks' failed", "ModuleNotFoundError", "lacks.py:1"]),
-        ({"entry_point": "raises:Game"}, ["RuntimeError: no licence", "raises.py:2"]),
-        ({"entry_point": "broken:Game"}, ["SyntaxError", "broken.py, line 1"]),
-        ({"entry_point": "leaves:Game"}, ["SystemExit: 3", "leaves.py:2"]),
-        ({"entry_point": "game:Gamee"}, ["has no 'Gamee'; did you mean 'Game'?"]),
-        ({"entry_point": "game:Wxyz"}, ["envs there: Game"]),
-        ({"entry_point": "game:Make-v0"}, ["use env.id=game:Make-v0"]),
-        ({"entry_point": "game:LIMIT"}, ["it is 3"]),
-        ({"entry_point": "game:Deck"}, ["not a gymnasium.Env but game.Deck;"]),
-        ({"id": "game:Old-v0"}, ["not a gymnasium.Env but game.Old", "step returns 4 values"]),
-        ({"entry_point": "game:Old"}, ["seems to have the old gym interface: 'Old' object has no attribute"]),
-        ({"entry_point": "game:Duel"}, ["for several agents: use env.backend=pettingzoo env.id=game"]),
-        ({"entry_point": "game:Spaceless"}, ["action_space must be a gymnasium.spaces.Space, found builtins.int"]),
-        ({"entry_point": "game:needs"}, ["missing env.kwargs.cards; needs accepts: cards"]),
-        ({"entry_point": "game:chained"}, ["OSError: a (game.py:", ", in chained)"]),
-        (
-            {"entry_point": "game:Game", "kwargs": {"card": 1}},
-            ["unknown env.kwargs.card; did you mean 'cards'?", "Game accepts: cards=5, rules=None"],
-        ),
-        ({"id": "game:Make-v0", "kwargs": {"card": 1}}, ["unknown env.kwargs.card; did", "Game accepts: cards=5, "]),
-        (
-            {"id": "CartPole-v1", "needs_masks": True},
-            ["env.id=CartPole-v1 offers no action masks", "method action_masks()", "info['action_mask']",
-             "key 'action_mask' in a Dict observation", "algo=ppo"],
-        ),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_wrong_name_is_told_with_a_way_out(
-    write_module: WriteModule, tmp_path: Path, spec: dict[str, Any], parts: list[str]
-) -> None:
+def spec_of(text: str) -> EnvSpec:
+    """Of `id=` or `entry_point=`, and what follows: `masks`, wrappers of the module parts, arguments that are 1."""
+    name, *more = text.split()
+    kind, named = name.split("=")
+    wrappers = [word for word in more if word.startswith("parts")]
+    kwargs = {word.removesuffix("=1"): 1 for word in more if word.endswith("=1")}
+    return EnvSpec(**{kind: named}, kwargs=kwargs, wrappers=tuple(wrappers), needs_masks="masks" in more)
+
+
+@pytest.mark.parametrize("text", wrong_inputs("envs that cannot be built"))
+def test_a_wrong_name_is_told_with_a_way_out(write_module: WriteModule, tmp_path: Path, text: str) -> None:
     for name, source in MODULES.items():
         write_module(name, source)
     (tmp_path / "src" / "inner").mkdir(parents=True)
-    message = message_of(**spec)
-    assert all(part.replace("FOLDER", str(tmp_path)) in message for part in parts), message
+    with pytest.raises(EnvSpecError) as told:
+        make_env(spec_of(text))
+    assert_says("envs that cannot be built", text, str(told.value).replace(str(tmp_path), "FOLDER"))
+    assert "parts" not in text or sys.modules["game"].Game.closed is True
 
 
 @pytest.mark.parametrize("by_id", [True, False])
@@ -343,13 +288,9 @@ def test_constructor_that_raises_is_located(write_module: WriteModule, by_id: bo
 
 
 def test_env_that_fails_its_checks_is_closed(write_module: WriteModule) -> None:
-    closes = "\n    def close(self):\n        Game.closed = True\n        raise OSError('second error')\n"
-    write_module("game_make_q", GAME + closes)
+    write_module("game_make_q", GAME + "        raise OSError('second error')\n")
     assert "offers no action masks" in message_of(entry_point="game_make_q:Game", needs_masks=True)
     assert sys.modules["game_make_q"].Game.closed is True
-
-
-# --- the factory in other processes
 
 
 def test_factory_pickles_both_ways_and_remembers_its_folder(
@@ -364,17 +305,15 @@ def test_factory_pickles_both_ways_and_remembers_its_folder(
     assert repr(factory) == "EnvFactory(env.entry_point=game_make_s:Game)"
 
 
-# --- what an env or its module may do
-
 RESETS = """
 import gymnasium
+import plain_env
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 
-class Plain(gymnasium.Env):
+class Plain(plain_env.PlainEnv):
     observation_space = spaces.Discrete(1000)
-    action_space = spaces.Discrete(2)
 
     def step(self, action):
         return 0, 0.0, False, False, {}
@@ -451,20 +390,8 @@ model.save("coin_agent")
 
 
 OURS = "from fasttrain import train\ntrain('trains_ours:Coin')\n"
-OWN_LOOP = """
-import gymnasium
-from stable_baselines3 import PPO
-
-class Own(PPO):
-    def learn(self, steps):
-        self.num_timesteps += steps
-        return self
-
-Coin = None
-model = Own("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, device="cpu")
-model.{train}
-model.save("coin_agent")
-"""
+OWN = "class Own(PPO):\n    def learn(self, steps):\n        self.num_timesteps += steps\n        return self\n\n"
+OWN_LOOP = TRAINS.replace("Coin = None\nmodel = PPO", f"{OWN}Coin = None\nmodel = Own")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Wrappers of other packages in `env.wrappers`: classes and functions, with plain arguments and named functions."""
-
 from __future__ import annotations
 
 import sys
@@ -88,9 +86,6 @@ def test_what_cannot_be_named_is_told(given_up: str):
         EnvSpecError, match=rf"{given_up}:stack_v0: ImportError: stack_v0 is now deprecated, use stack_v1"
     ):
         wrapped("CartPole-v1", f"{given_up}:stack_v0")
-
-
-# --- where the package is installed
 
 
 def test_supersuits_functions():

@@ -1,5 +1,3 @@
-"""Each mask convention becomes the same flat boolean `action_masks()`; what is wrong is named."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -166,14 +164,6 @@ def test_wrong_masks_are_refused_with_the_reason(mask: Any, text: str) -> None:
     with pytest.raises(EnvError, match=text) as caught:
         env.action_masks()
     assert "Toy" in str(caught.value)
-
-
-def test_info_that_lacks_its_mask_later() -> None:
-    env = ActionMasks(Toy("info", [MASKS[0], None]), "info")
-    env.reset()
-    env.step(0)
-    with pytest.raises(EnvError, match=r"no action mask in info\['action_mask'\]"):
-        env.action_masks()
 
 
 def test_width_of_a_space_without_masks() -> None:

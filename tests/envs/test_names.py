@@ -1,5 +1,3 @@
-"""Names in arguments: what they become, what stays text, what is told, and what is not called."""
-
 from __future__ import annotations
 
 import collections
@@ -54,22 +52,22 @@ def test_names_and_calls_inside_lists_and_mappings(folder: str):
     assert resolve_argument(given, "x")[1] is not given[1]  # envs of one process share nothing
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "http://x:80",
-        "3:1",
-        "a:b",
-        "10:30",
-        "host:8080",
-        "levels:easy",
-        "queue:first",
-        "time:day",
-        "x: y",
-        ":",
-        "v1.2:b",
-    ],
-)
+TEXTS = [
+    "http://x:80",
+    "3:1",
+    "a:b",
+    "10:30",
+    "host:8080",
+    "levels:easy",
+    "queue:first",
+    "time:day",
+    "x: y",
+    ":",
+    "v1:b",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_plain_texts_stay_texts(folder: str, text: str):
     assert resolve_argument(text, "env.kwargs.x", folder) == text
     assert resolve_argument({"call": 3, "x": text}, "x", folder) == {"call": 3, "x": text}

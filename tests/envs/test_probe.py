@@ -13,7 +13,6 @@ from gymnasium import spaces
 
 from fasttrain.envs import probe as probing
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, SEED, Play, PlayError, ProbeResult
-from fasttrain.errors import EnvSpecError
 from plain_env import PlainEnv
 
 
@@ -84,34 +83,20 @@ def test_limits_still_allow_one_step_and_one_reset() -> None:
     assert result.episode_steps is None
 
 
+@pytest.mark.parametrize("limit", [False, True], ids=["bare", "in a TimeLimit"])
 @pytest.mark.parametrize(
-    ("answer", "text"),
+    ("method", "answer", "text"),
     [
-        (lambda: 1 / 0, r"failed at step 1 of an episode.*ZeroDivisionError.*test_probe\.py"),
-        (lambda: (0, 0.0, False, {}), "returned 4 values"),
+        ("step", lambda: 1 / 0, r"failed at step 1 of an episode.*ZeroDivisionError.*test_probe\.py"),
+        ("step", lambda: (np.zeros(1), 0.0, False, {}), r"step\(\) returned .*instead of \(observation, reward"),
+        ("reset", lambda: np.zeros(1), r"reset\(\) returned array.* instead of \(observation, info\).*OldGym"),
     ],
 )
-def test_broken_step_is_named(answer: Any, text: str) -> None:
+def test_an_answer_of_another_form_is_named(method: str, answer: Any, text: str, limit: bool) -> None:
     env = Watched()
-    env.step = lambda _action: answer()
-    with pytest.raises(EnvSpecError, match=text):
-        probe(lambda: env)
-
-
-def test_a_bare_observation_from_reset_is_named() -> None:
-    env = Watched()
-    env.reset = lambda **_: np.zeros(1, np.float32)
-    with pytest.raises(EnvSpecError, match=r"reset\(\) returned array.* instead of \(observation, info\).*OldGym"):
-        probe(lambda: env)
-
-
-@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: gymnasium.wrappers.TimeLimit(env, 9)])
-def test_four_values_are_named_through_wrappers_too(wrap: Any) -> None:
-    env = Watched()
-    env.step = lambda _action: (np.zeros(1), 0.0, False, {})
-    with pytest.raises(PlayError, match=r"step\(\) returned .*instead of \(observation, reward") as caught:
-        probe(lambda: wrap(env))
-    assert caught.value.code == "step_answer"
+    setattr(env, method, lambda *_, **__: answer())
+    with pytest.raises(PlayError, match=text):
+        probe(lambda: gymnasium.wrappers.TimeLimit(env, 9) if limit else env)
 
 
 def test_info_is_measured_as_it_travels() -> None:

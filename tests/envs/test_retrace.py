@@ -1,5 +1,3 @@
-"""Retrace brings a fresh env to where another one was, or says that it cannot."""
-
 from __future__ import annotations
 
 import json
@@ -15,26 +13,28 @@ from fasttrain.envs import retrace
 from fasttrain.envs.retrace import Retrace
 from fasttrain_games.skirmish.env import SkirmishEnv
 from fasttrain_games.skullking.env import SkullKingEnv
+from plain_env import PlainEnv
 
 
-class Walk(gymnasium.Env[Any, Any]):
+class Walk(PlainEnv):
     """A walk with random steps: from Gymnasium's generator, or from one of its own that nobody can see."""
 
     observation_space = spaces.Dict({"x": spaces.Box(-99, 99, (1,), np.float64)})
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space, length = spaces.Box(-1, 1, (2,), np.float32), 7
 
     def __init__(self, hidden: bool = False) -> None:
         self.hidden = np.random.default_rng() if hidden else None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.x, self.t = self.np_random.normal(size=1), 0
-        return {"x": self.x.copy()}, {}
+    def seen(self) -> Any:
+        self.x = self.x if self.time else self.np_random.normal(size=1)
+        return {"x": self.x.copy()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
         self.x += action[0] + (self.hidden or self.np_random).normal()
-        return {"x": self.x.copy()}, float(self.x[0]), self.t == 7, False, {}
+        return super().step(action)
+
+    def paid(self, action: Any) -> float:
+        return float(self.x[0])
 
 
 def played(env: Any, steps: int, seed: int | None = 3) -> list[Any]:
@@ -156,17 +156,13 @@ def test_what_an_envs_own_state_is_made_of_comes_back_to_the_type():
 
 @pytest.mark.parametrize("kind", [np.random.RandomState, random.Random, lambda seed: np.zeros(2, np.uint32)])
 def test_a_generator_of_another_kind_begins_a_new_episode(kind: Any):
-    class Ported(Walk):
-        def reset(
-            self, *, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[Any, dict[str, Any]]:
-            self.np_random = kind(seed or 0)
-            self.x, self.t = np.zeros(1), 0
-            return {"x": self.x.copy()}, {}
+    class Ported(PlainEnv):
+        action_space, length = Walk.action_space, 7
 
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            self.t += 1
-            return {"x": self.x.copy()}, 1.0, self.t == 7, False, {}
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            answer = super().reset()
+            self.np_random = kind(seed or 0)
+            return answer
 
     env = Retrace(Ported())
     played(env, 10)

@@ -15,11 +15,12 @@ from fasttrain.errors import EnvSpecError
 
 ENV = """
 import sys
-import gymnasium as gym, numpy as np
+import numpy as np
+from gymnasium import spaces
+from plain_env import PlainEnv
 built = []
-class Walk(gym.Env):
-    observation_space = gym.spaces.Box(-20, 20, (2,), np.float32)
-    action_space = gym.spaces.Discrete(3)
+class Walk(PlainEnv):
+    action_space = spaces.Discrete(3)
     def __init__(self, forgets=True, leaves=False, alone=False):
         if leaves:
             sys.exit(3)
@@ -28,16 +29,17 @@ class Walk(gym.Env):
         self.forgets, self.episodes = forgets, 0
         built.append(self)
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
         self.episodes += 1
-        self.count, self.x = 0, self.np_random.random() + (0 if self.forgets else self.episodes)
-        return self.observe(), {}
+        return super().reset(seed=seed)
     def step(self, action):
-        self.count += 1
         self.x += int(action) - 1
-        return self.observe(), float(action), self.count == 10, False, {}
-    def observe(self):
+        return super().step(action)
+    def seen(self):
+        if self.time == 0:
+            self.x = self.np_random.random() + (0 if self.forgets else self.episodes)
         return np.zeros(2, np.float32) + self.x
+    def paid(self, action):
+        return float(action)
     def close(self):
         built.remove(self)
 """
@@ -99,7 +101,7 @@ def test_missing_masks_are_told_with_the_spaces_and_not_before():
 def test_a_constructor_that_leaves_is_named():
     with pytest.raises(
         EnvSpecError,
-        match=r"could not be built with env.kwargs.leaves=True: SystemExit: 3 \(rehearsed.py:10, in __init__\)",
+        match=r"could not be built with env.kwargs.leaves=True: SystemExit: 3 \(rehearsed.py:11, in __init__\)",
     ):
         Build(dataclasses.replace(SPEC, kwargs={"leaves": True}))(None, [])
 

@@ -1,5 +1,3 @@
-"""Episodes that begin with the reset options of a task, and environments that do not read them."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -92,17 +90,17 @@ def test_options_may_be_read_in_any_way(way: Any) -> None:
     assert core.length == 15
 
 
-def test_an_environment_that_does_not_read_an_option_is_refused() -> None:
-    env = TaskOptions(Corridor(reads=False), TASKS)
+@pytest.mark.parametrize(
+    ("option", "reads", "told"),
+    [
+        ("length", False, r"curriculum\.tasks\.short: .* did not read length"),
+        ("lenght", True, r"did not read lenght.* It looked for length.*did you mean 'length'"),
+    ],
+)
+def test_an_option_that_the_environment_does_not_read_is_refused(option: str, reads: bool, told: str) -> None:
+    env = TaskOptions(Corridor(reads=reads), {"short": {option: 3}})
     env.set_task(1)
-    with pytest.raises(EnvSpecError, match=r"curriculum\.tasks\.short: .* did not read length"):
-        env.reset()
-
-
-def test_what_the_environment_looks_for_instead_is_named() -> None:
-    env = TaskOptions(Corridor(), {"short": {"lenght": 3}})
-    env.set_task(1)
-    with pytest.raises(EnvSpecError, match=r"did not read lenght.* It looked for length.*did you mean 'length'"):
+    with pytest.raises(EnvSpecError, match=told):
         env.reset()
 
 

@@ -1,8 +1,5 @@
-"""Repeated actions, lean infos, memory inputs, two sides, named heads: what each wrapper changes, where it lies."""
-
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
 from typing import Any
 
@@ -58,9 +55,6 @@ def made(**spec: Any) -> Any:
     return make_env(EnvSpec(entry_point=f"{__name__}:Steps", **spec))
 
 
-# --- ActionRepeat: rewards add up, and the repetition ends where the episode or the action's legality does
-
-
 def test_rewards_add_up_and_the_last_observation_and_info_are_seen() -> None:
     inner = Steps()
     env = ActionRepeat(inner, 3, masked=False)
@@ -81,16 +75,6 @@ def test_the_episodes_end_ends_the_repetition(cut: bool) -> None:
     assert info["time"] == 4
 
 
-@pytest.mark.parametrize(("masked", "taken"), [(True, [1, 1]), (False, [1, 1, 1])])
-def test_an_action_that_is_no_longer_legal_is_not_repeated(masked: bool, taken: list[int]) -> None:
-    inner = Steps(legal_for=(99, 2))
-    env = ActionRepeat(ActionMasks(inner, "method"), 3, masked)
-    env.reset()
-    env.step(1)
-    assert inner.taken == taken
-    assert env.get_wrapper_attr("action_masks")().tolist() == [True, False]
-
-
 def test_make_env_repeats_inside_lean_info_and_counts_the_limit_in_the_envs_own_steps() -> None:
     env = made(kwargs={"length": 50}, action_repeat=4, max_episode_steps=6, lean_info=True)
     env.reset()
@@ -102,16 +86,13 @@ def test_make_env_repeats_inside_lean_info_and_counts_the_limit_in_the_envs_own_
     assert not isinstance(made(), ActionRepeat)
 
 
-def test_make_env_gives_the_masks_to_the_repetition() -> None:
-    spec = EnvSpec(entry_point=f"{__name__}:Steps", kwargs={"legal_for": (99, 2)}, action_repeat=3)
-    for use_masks, taken in ((True, [1, 1]), (False, [1, 1, 1])):
-        env = make_env(dataclasses.replace(spec, use_masks=use_masks))
-        env.reset()
-        env.step(1)
-        assert env.unwrapped.taken == taken
-
-
-# --- LeanInfo: cuts the info of the steps between and touches nothing else
+@pytest.mark.parametrize(("use_masks", "taken"), [(True, [1, 1]), (False, [1, 1, 1])])
+def test_an_action_that_is_no_longer_legal_is_not_repeated(use_masks: bool, taken: list[int]) -> None:
+    env = made(kwargs={"legal_for": (99, 2)}, action_repeat=3, use_masks=use_masks)
+    env.reset()
+    env.step(1)
+    assert env.unwrapped.taken == taken
+    assert not use_masks or env.get_wrapper_attr("action_masks")().tolist() == [True, False]
 
 
 def test_keeps_named_keys_between_and_everything_at_the_end() -> None:
@@ -124,24 +105,11 @@ def test_keeps_named_keys_between_and_everything_at_the_end() -> None:
     assert "bulky" in env.unwrapped.told, "the env's own dict is not changed"
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_everything_but_info_is_unchanged(cut: bool) -> None:
-    lean, plain = LeanInfo(Steps(cut=cut)), Steps(cut=cut)
-    lean.reset()
-    plain.reset()
-    for _ in range(4):
-        mine, its = lean.step(1), plain.step(1)
-        assert mine[0].tolist() == its[0].tolist()
-        assert mine[1:4] == its[1:4]
-
-
 def test_monitor_outside_and_inside_keeps_its_episode_entry() -> None:
     for env in (LeanInfo(Monitor(Steps())), Monitor(LeanInfo(Steps()))):
         env.reset()
         assert [env.step(0)[4].get("episode", {}).get("l") for _ in range(4)] == [None, None, None, 4]
 
-
-# --- MemoryInputs: in which numbers, from when on, and around which envs
 
 BOTH = ("action", "reward")
 NUMBERS = spaces.Box(-2, 2, (2,), np.float32)
@@ -216,9 +184,6 @@ def test_make_env_shows_what_a_decision_gained_and_lets_masks_through():
     assert isinstance(env.env.env, ActionRepeat)
 
 
-# --- TwoSided: whose turn it is travels in the info, and a negative action leaves the env as it is
-
-
 def test_turns_are_told_and_a_negative_action_changes_nothing():
     env = make_env(EnvSpec(entry_point="duels:Duel", two_sided=True, lean_info=True))
     assert isinstance(env, TwoSided)
@@ -257,8 +222,6 @@ def test_a_property_that_raises_is_shown_with_its_own_exception():
     with pytest.raises(AttributeError, match="no attribute 'board'"):
         env.reset()
 
-
-# --- DictActions: named heads become MultiDiscrete; masks by name come in the space's order
 
 WAYS = ("method", "info", "observation")
 DTYPES = (np.bool_, np.int8, np.float32)

@@ -1,5 +1,3 @@
-"""Episodes of equal length that do not all end in the same step."""
-
 from __future__ import annotations
 
 import gymnasium

@@ -1,5 +1,3 @@
-"""What both built-in games' Gymnasium envs get from `SingleGame`."""
-
 from __future__ import annotations
 
 import pickle

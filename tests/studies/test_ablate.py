@@ -1,5 +1,3 @@
-"""`fasttrain ablate`: what each flag brings, what is kept, the profile that comes of it."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -11,10 +9,9 @@ import pytest
 import yaml
 
 from conftest import RunCommand, configured
-from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE
 from fasttrain.spec.precedence import key_of
-from fasttrain_studies.ablate import Finding, Lever, chosen_levers, effective_levers, find_levers, values_with
+from fasttrain_studies.ablate import Finding, Lever, effective_levers, find_levers, values_with
 from fasttrain_studies.statistics import Ratio, compare
 from fasttrain_studies.study import settings
 from study_toys import Fakes, summary
@@ -125,23 +122,6 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
     assert (last["keep"], last["why"]) == (True, "keep: there was no time left")
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ([], "needs the profile whose settings are measured: fasttrain compare candidates=ablate +profile=speed"),
-        (["+profile=baseline"], "candidates=ablate needs the profile"),
-        (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x has no effect here"),
-        (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, which ends after minutes=…"),
-        (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.001"),
-        (["+profile=spede"], "no such profile"),
-    ],
-)
-def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
-    done = fasttrain("ablate", *typed)
-    assert done.exit_code == 2
-    assert message in done.err.replace("'", "")
-
-
 def test_stopped_it_shows_and_keeps_what_it_found(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     flags = "candidates={ablate: [engine, fused_update]}"
     fakes = measured().use(monkeypatch)
@@ -160,9 +140,6 @@ def test_a_flag_that_costs_quality_is_dropped_however_fast():
     finding = Finding(lever, None, Ratio(5.0, 4.0, 6.0, 3), worse)
     assert not finding.keep
     assert finding.why() == "drop: the profile learns better without it"
-
-
-# --- levers between two sets of settings
 
 
 def plan(**effective: Any) -> dict[str, Any]:
@@ -196,11 +173,3 @@ def test_levers_without_effect_on_this_machine_are_left_out():
     baseline = plan(engine="stock", use_amp="off", prefetch=NOT_APPLICABLE)
     profile = plan(engine="fast", use_amp="off", prefetch=NOT_APPLICABLE)
     assert [lever.name for lever in effective_levers(levers, baseline, profile)] == ["engine", "n_epochs"]
-
-
-def test_levers_may_be_chosen_by_name():
-    levers = find_levers({"engine": "stock", "lean_info": False}, {"engine": "fast", "lean_info": True})
-    assert [lever.name for lever in chosen_levers(levers, ["lean_info"])] == ["lean_info"]
-    assert chosen_levers(levers, []) == levers
-    with pytest.raises(ConfigError, match="lean has no effect here; did you mean 'lean_info'"):
-        chosen_levers(levers, ["lean"])

@@ -1,5 +1,3 @@
-"""Which changes are proposed, and what they are expected to gain."""
-
 from __future__ import annotations
 
 import io
@@ -139,11 +137,7 @@ def test_logging_needs_no_second_measurement():
     assert advice.candidate.text == "log_every=100 train_log_to_console=false"
     assert advice.expected == pytest.approx(10 / 8.2 - 1)
     assert logging_advice(situation(*BASELINE, rates=Rates(env=9e-6, logging=0.1e-6))) == []
-
-
-def test_what_is_stored_of_an_advice():
-    given: Any = Candidate((("use_amp", "on"),), ("env",), "why")
-    (advice,) = logging_advice(situation(*BASELINE, rates=Rates(env=1e-6, logging=9e-6)))
+    given = Candidate((("use_amp", "on"),), ("env",), "why")
     stored = advice._replace(candidate=given, expected=0.5, real=0.25).to_dict()
     assert (stored["change"], stored["expected_gain"], stored["real_gain"]) == ("use_amp=on", 0.5, 0.25)
 
@@ -159,8 +153,6 @@ def test_what_limits_games_with_engines_becomes_a_change():
     plan = changed_plan(now, found)
     assert plan.config.daemons.count == 4
 
-
-# --- what is said
 
 RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, logging=0.5e-6, storing=1e-6)
 
@@ -193,13 +185,9 @@ def test_of_a_finished_run_its_own_rate_counts_and_one_part_alone_has_no_limit()
     text = said(advice_of.parts, found(rates=Rates(env=4e-6), trained_s=None))
     assert "250,000" in text
     assert "Limit" not in text
-    assert "The run: 80,000 steps/s, 80 % of the limit" in said(
-        advice_of.parts, found(trained_s=None, finished_s=12.5e-6)
-    )
-
-
-def test_how_the_parts_overlap():
-    assert "(the policy acts while envs step, then updates)" in said(advice_of.parts, found(flow=Flow(groups=True)))
+    text = said(advice_of.parts, found(trained_s=None, finished_s=12.5e-6, flow=Flow(groups=True)))
+    assert "The run: 80,000 steps/s, 80 % of the limit" in text
+    assert "(the policy acts while envs step, then updates)" in text
 
 
 def test_an_advice_has_class_reason_and_both_gains():

@@ -1,5 +1,3 @@
-"""Cells side by side, without processes."""
-
 from __future__ import annotations
 
 import os
@@ -49,16 +47,15 @@ def test_two_run_at_once_and_all_are_stored(tmp_path: Path, monkeypatch: pytest.
     assert run_beside(again, wanted("1", "2"), 2) == []
 
 
-def test_wrong_settings_are_not_tried_with_other_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    wrong = lambda typed, seed: {"exit_code": 2} if typed["num_envs"] == "1" else summary()  # noqa: E731
-    fakes = Fakes(wrong).use(monkeypatch)
-    run_beside(study(tmp_path), wanted("1", "2"), 1)
+def test_wrong_settings_are_not_tried_with_other_seeds_and_a_stopped_cell_ends_the_study(tmp_path, monkeypatch):
+    def ended(code: int) -> Fakes:
+        bad = lambda typed, seed: {"exit_code": code} if typed["num_envs"] == "1" else summary()  # noqa: E731
+        return Fakes(bad).use(monkeypatch)
+
+    fakes = ended(2)
+    run_beside(study(tmp_path / "wrong"), wanted("1", "2"), 1)
     assert fakes.ran == [("1", 0), ("2", 0), ("2", 1)]
-
-
-def test_a_stopped_cell_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    stopped = lambda typed, seed: {"exit_code": 4} if typed["num_envs"] == "1" else summary()  # noqa: E731
-    fakes = Fakes(stopped).use(monkeypatch)
+    fakes = ended(4)
     with pytest.raises(KeyboardInterrupt):
-        run_beside(study(tmp_path), wanted("2", "1", "3"), 1)
+        run_beside(study(tmp_path / "stopped"), wanted("2", "1", "3"), 1)
     assert fakes.ran == [("2", 0), ("1", 0)]

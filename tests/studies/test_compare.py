@@ -1,5 +1,3 @@
-"""`fasttrain compare`: candidates, the order of cells, resuming, verdicts and exit codes."""
-
 from __future__ import annotations
 
 import io
@@ -12,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from conftest import RunCommand
-from fasttrain.errors import ConfigError
 from fasttrain_studies.compare import Candidate, cell_text, parse_candidates, sentence, show_comparison
 from fasttrain_studies.judge import Row
 from fasttrain_studies.statistics import Comparison, Interval, Ratio, compare
@@ -28,23 +25,6 @@ def test_candidates_are_profiles_overrides_or_both():
         Candidate("num_envs=8", ("num_envs=8",)),
         Candidate("mine", ("profile=speed", "env.kwargs.opponents=[hard,easy]")),
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "compare needs candidates="), ("[baseline", "cannot be read as a list"), ("speed", "expected a list"),
-        ("[speed]", "a comparison needs at least two"), ("[speed, speed]", "two candidates are called speed"),
-        ("[speed, {name: x}]", "cannot read {'name': 'x'}"), ("[speed, 3]", "cannot read 3"),
-        ("[speed, {name: x, overrides: [-m]}]", "'-m' of x is no key=value"),
-        ("[speed, {name: '', overrides: []}]", "cannot read {'name': ''"),
-        ("[speed, {name: [x], overrides: []}]", "cannot read {'name': ['x']"),
-    ],
-)  # fmt: skip
-def test_what_is_no_list_of_candidates_is_refused(text: str | None, message: str):
-    with pytest.raises(ConfigError) as caught:
-        parse_candidates(text)
-    assert message in str(caught.value)
 
 
 def learns(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
@@ -113,21 +93,6 @@ def test_a_failed_cell_is_shown_and_loses_nothing(fasttrain: RunCommand, monkeyp
     assert done.json("study.json")["rows"][1]["seeds"] == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        (["candidates=[baseline,spede]"], "candidate spede: profile=spede: no such profile"),
-        (["candidates=[baseline,num_env=3]"], "candidate num_env=3: unknown key 'num_env'; did you mean 'num_envs'"),
-        (["candidates=[baseline,speed]", "minutes=2", "algo=dqn"],
-         "minutes=2: exploration and schedules depend on total_timesteps; set total_timesteps too"),
-    ],
-)  # fmt: skip
-def test_what_cannot_run_is_said_before_anything_does(fasttrain, monkeypatch, typed, told):
-    fakes = Fakes(learns).use(monkeypatch)
-    fasttrain("compare", *typed).refused(told)
-    assert fakes.ran == []
-
-
 def test_minutes_instead_of_steps(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     Fakes(learns).use(monkeypatch)
     done = fasttrain("compare", "candidates=[baseline,speed]", "minutes=2", "seeds=1", "report=false")
@@ -151,8 +116,6 @@ def test_a_real_comparison(fasttrain: RunCommand):
     assert (done.folder / "report.html").is_file()
     assert not (cell / "report.html").exists()
 
-
-# --- what it says on the terminal
 
 GATE = {"metric": "win_rate", "curve_of": "win rate", "threshold": 0.4, "min_speed_up": 1.1, "min_pairs": 5}
 

@@ -89,19 +89,6 @@ def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCom
         fasttrain("doctor", f"run={run.folder}").refused(told)
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ([*SMALL, "--test=replay"], "doctor.test=replay has no effect with algo=ppo"),
-        ([*SMALL, "--test=transport"], "doctor.test=transport with vec_env=dummy"),
-        (["run=nowhere"], "no plan.json"),
-        (["run=nowhere", "num_envs=3"], "num_envs"),
-    ],
-)
-def test_what_cannot_be_measured_is_told(fasttrain: RunCommand, typed: list[str], told: str):
-    fasttrain("doctor", *typed).refused(told)
-
-
 def test_ctrl_c_leaves_what_was_measured(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     def interrupted(self: Doctor) -> None:
         self.samples["env"] = [2e-6, 2e-6]

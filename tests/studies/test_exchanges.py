@@ -1,5 +1,3 @@
-"""Population-based training: which model is replaced by which, with which settings."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -13,10 +11,7 @@ from fasttrain.saving.files import read_json
 from fasttrain_studies.exchanges import moved
 from fasttrain_studies.space import Range
 from fasttrain_studies.study import Cell, run_cell
-
-SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=512", "algo.rollout_size=128",
-         "batch_size=64", "num_envs=2", "algo.n_epochs=2", "eval.episodes=4", "vec_env=dummy", "torch_threads=1",
-         "fused_update=on", "report=false", "checkup=off")  # fmt: skip
+from study_toys import SMALL
 
 
 def test_an_exchange_is_the_better_model_with_new_settings(fasttrain: RunCommand):

@@ -1,5 +1,3 @@
-"""What a cell says of itself (curves, tails, times), and from such outcomes to rows: what is judged, against what."""
-
 from __future__ import annotations
 
 import json
@@ -79,9 +77,6 @@ def test_sample_efficiency_counts_the_same_steps_on_all_sides():
     short = Outcome(0, {**summary(), "env_steps": 2000}, "win rate", *half)
     first, second = judge({"long": {0: long}, "short": {0: short}}, GATE, "win_rate", None)
     assert first.figures["sample_efficiency"] == second.figures["sample_efficiency"]
-
-
-# --- one cell
 
 
 def cell(folder: Path, wins: list[int], **more: float | None) -> Cell:

@@ -136,18 +136,10 @@ def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypa
     assert ours.model.n_epochs == 2
 
 
-def test_after_a_slow_iteration_of_the_training_already_the_first_update_has_one_epoch(
-    ours: Rig, monkeypatch: pytest.MonkeyPatch
-):
-    epochs: list[int] = []
-    update = ours.model.engine_now().update
-
-    def counted(*given: Any) -> Any:
-        epochs.append(given[1].n_epochs)
-        return update(*given)
-
+def test_after_a_slow_iteration_already_the_first_update_has_one_epoch(ours: Rig, monkeypatch: pytest.MonkeyPatch):
     ours.warm_up(0.0)
-    monkeypatch.setattr(ours.model.engine_now(), "update", counted)
+    epochs: list[int] = []
+    monkeypatch.setattr(ours.model.engine_now(), "update", lambda _, work: epochs.append(work.n_epochs))
     bench.update_window(ours, 0.0)
     assert epochs == [1]
 
@@ -182,9 +174,6 @@ def test_iterations_are_counted_from_start_to_start():
     timer._on_rollout_start()
     assert timer.steps == 64
     assert not timer._on_step(), "one iteration is enough"
-
-
-# --- how windows take turns, and what is made of them
 
 
 class Idle:
@@ -239,8 +228,7 @@ def test_a_disturbed_window_does_not_count_and_parts_within_others_need_theirs_o
 
 
 def test_a_run_of_one_rollout_has_a_speed(tmp_path: Path):
-    small = ("env.id=CartPole-v1", "algo=ppo", "num_envs=2", "algo.n_steps=16", "batch_size=16", "total_timesteps=32")
-    rig = rig_of(tmp_path, *small)
+    rig = rig_of(tmp_path, *CARTPOLE, "algo=ppo", "algo.n_steps=16", "batch_size=16", "total_timesteps=64")
     try:
         assert rig.train(0.01)["train"] > 0.0
     finally:

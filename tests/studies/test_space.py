@@ -1,5 +1,3 @@
-"""The space around a run, and which points are worth a trial."""
-
 from __future__ import annotations
 
 import json
@@ -9,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from conftest import RunCommand, configured
+from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
 from fasttrain_studies.space import Range, changes, not_worth, space_of, start_of, text_of, update_ratio
+from study_toys import PPO
 
-PPO = {"num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
-       "workers": "not applicable", "use_amp": "off", "use_compile": "off",
-       "updates_per_step": "not applicable"}  # fmt: skip
 DQN = {**PPO, "num_envs": 12, "vec_env": "shared", "workers": 2, "batch_size": 256, "updates_per_step": 10,
        "warmup_steps": 2000}  # fmt: skip
 
@@ -77,32 +73,6 @@ def test_a_space_of_the_user(tmp_path: Path):
     config = configured("+profile=speed", "tune.space={workers:null}")
     with pytest.raises(ConfigError, match="tune.space: workers has no usual values here"):
         space_of(config, start(tmp_path, config, PPO), 4, (), speed=True, learning=True)
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("{num_env:[1,2]}", "tune.space: unknown key 'num_env'; did you mean 'num_envs'"),
-        ("{seed:[1,2]}", "tune.space: seed is no setting of a training"),
-        ("{tune.trials:[1,2]}", "tune.space: tune.trials is no setting of a training"),
-        ("{log_every:null}", "tune.space: log_every has no usual values"),
-        ("{num_envs:[]}", "tune.space: num_envs has no values to try"),
-        ("{num_envs:[abc]}", "tune.space: num_envs=abc: expected a whole number"),
-        ("{num_envs:[4,0]}", "tune.space: num_envs=0: must be at least 1"),
-        ("{algo.gamma:{low:0.9,high:1.5}}", "tune.space: algo.gamma=1.5: must lie between 0 and 1"),
-        ("{algo.tau:[0.1]}", "tune.space: algo.tau is no setting of maskable_ppo"),
-        ("{algo.gamma:[x]}", "tune.space: algo.gamma=x: expected a number"),
-        (
-            "{algo.gamma:{low:0.9}}",
-            "tune.space: algo.gamma={'low': 0.9}: a range is {low: 1e-4, ",
-        ),
-        ("{algo.gamma:{low:0,high:1,log:true}}", "0 < low if log is true"),
-        ("{algo.gamma:{low:0.9,high:0.8}}", "low < high"),
-        ("{algo.gamma:{low:0.9,high:1,step:2}}", "a range is"),
-    ],
-)
-def test_a_wrong_space(fasttrain: RunCommand, typed: str, message: str):
-    fasttrain("tune", "+profile=speed", f"tune.space={typed}").refused(message)
 
 
 def test_update_ratios(tmp_path: Path):

@@ -1,5 +1,3 @@
-"""The statistics of the quality gate against known truths."""
-
 from __future__ import annotations
 
 import math
@@ -28,9 +26,6 @@ from fasttrain_studies.statistics import (
 
 def by_seed(values: Any) -> dict[int, float]:
     return {seed: float(value) for seed, value in enumerate(values)}
-
-
-# --- intervals and verdicts
 
 
 def test_t_interval_is_the_textbooks() -> None:
@@ -104,9 +99,6 @@ def test_margin_is_of_the_rate_or_of_the_size_of_the_reward() -> None:
     assert margin_of({0: -80.0, 1: -120.0}, is_rate=False) == pytest.approx(5.0)
 
 
-# --- curves, times and what is shown
-
-
 def test_curve_averages_shares_of_the_steps_and_fills_gaps() -> None:
     curve = learning_curve([11, 20, 40, 100], [1.0, 3.0, 5.0, 7.0], total=100, bins=10)
     #        1-10 (none yet) 11-20 21-30 (as before) 31-40 … 91-100
@@ -143,8 +135,6 @@ def test_what_is_shown_is_the_middle_half_or_a_median_of_pairs() -> None:
     assert (found.value, found.pairs, found.low, found.high) == (2.0, 3, 0.1, 3.0)
     assert ratio_interval({0: 1.0}, {1: 1.0}) is None
 
-
-# --- the gate over many simulated studies
 
 STUDIES = 500
 # Spreads between seeds as they are: final win rates of Skull King, DQN's tails in CartPole (long) and, in two groups,

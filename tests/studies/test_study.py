@@ -1,9 +1,8 @@
-"""A study: cells stored one by one, found again, told apart by what was typed."""
-
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -28,6 +27,7 @@ from fasttrain_studies.study import (
     settings,
     why,
 )
+from messages import assert_says, wrong_inputs
 from study_toys import Fakes, summary
 
 
@@ -92,13 +92,19 @@ def test_a_signal_ends_it_after_the_cell_is_stored(tmp_path: Path, monkeypatch: 
     assert len(read_json(tmp_path / "study.json")["cells"]) == 1
 
 
+@pytest.mark.parametrize("typed", wrong_inputs("commands of studies"))
+def test_wrong_input_is_told_before_anything_runs(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, typed: str):
+    fakes = Fakes(lambda typed, seed: summary()).use(monkeypatch)
+    done = fasttrain(*shlex.split(typed))
+    done.refused()
+    assert_says("commands of studies", typed, done.err.removeprefix("fasttrain: error: ").rstrip())
+    assert fakes.ran == []
+
+
 def test_a_cell_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Fakes(lambda typed, seed: summary(61234.0, 0.613, mean_reward=2.9)).use(monkeypatch)
     cell = study_in(tmp_path).run([Wanted("a", 0, ())])["a"][0]
     assert cell.described() == "done · 61,234 steps/s · reward 2.9 · win 61.3 %"
-
-
-# --- profiles that studies write
 
 
 def test_a_written_profile_composes_to_its_values(tmp_path: Path, fasttrain: RunCommand):
@@ -127,9 +133,6 @@ def test_the_command_that_uses_it_is_said(tmp_path: Path, capsys: pytest.Capture
     told = capsys.readouterr().out
     assert f"fasttrain 'hydra.searchpath=['\"'\"'file://{tmp_path}/b/conf'" in told
     assert "'+profile=[speed,theirs,mine]' --config-dir=own env.id=CartPole-v1" in told
-
-
-# --- cells: a process each, told apart by what they left behind
 
 
 def test_bad_input_is_illegal_and_says_why(tmp_path: Path):

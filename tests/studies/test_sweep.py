@@ -18,24 +18,18 @@ from fasttrain_studies.sweep import Sweep
 SMALL = ("total_timesteps=128", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "eval.episodes=2",
          "vec_env=dummy", "torch_threads=1", "num_envs=2")  # fmt: skip
 BRITTLE = """
-import gymnasium as gym, numpy as np
+import gymnasium as gym
 
-class Brittle(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
-
+class Brittle(gym.Wrapper):
     def __init__(self, breaks=False):
-        self.breaks = breaks
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return np.zeros(2, np.float32), {}
+        super().__init__(gym.make('CartPole-v1'))
+        self.breaks, self.t = breaks, 0
 
     def step(self, action):
         self.t += 1
         if self.breaks and self.t == 9:
             raise RuntimeError('the board fell')
-        return np.zeros(2, np.float32), 1.0, self.t >= 10, False, {}
+        return super().step(action)
 """
 
 
@@ -60,16 +54,9 @@ def test_every_cell_runs_in_its_own_process_and_a_crash_stops_nothing(fasttrain:
     assert not list(done.folder.glob("*/report.html")), "cells have none unless asked for"
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ("num_env=4,8", "unknown key 'num_env'; did you mean 'num_envs'"),
-        ("num_envs=range(5,1)", "num_envs=range(5,1)"),
-        ("num_envs=glob(*)", "num_envs=glob(*)"),
-    ],
-)
-def test_a_sweep_that_cannot_be_says_so_before_anything_runs(fasttrain: RunCommand, typed: str, told: str):
-    fasttrain("-m", "env.id=CartPole-v1", "algo=ppo", typed).refused(told)
+@pytest.mark.parametrize("typed", ["num_envs=range(5,1)", "num_envs=glob(*)"])
+def test_a_sweep_over_nothing_says_so_before_anything_runs(fasttrain: RunCommand, typed: str):
+    fasttrain("-m", "env.id=CartPole-v1", "algo=ppo", typed).refused(typed, "a list has no values")
 
 
 def sweep_of(folder: Path, *cells: tuple[str, int, float | None]) -> Sweep:

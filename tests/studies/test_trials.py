@@ -1,5 +1,3 @@
-"""The trials in Optuna's journal: shared by processes, continued, and never shown in Optuna's own words."""
-
 from __future__ import annotations
 
 import logging

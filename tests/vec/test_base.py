@@ -1,5 +1,3 @@
-"""SlotVecEnv, SB3's interface built on slots, and SlotAdapter, stock vector envs behind them."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -70,15 +68,6 @@ def test_masks_are_answered_from_the_slots(env: NativeVecEnv, monkeypatch: pytes
         env.env_method("action_masks")
 
 
-@pytest.mark.parametrize(
-    ("indices", "expected"), [(None, [0, 1, 2, 3, 4]), (2, [2]), (-1, [4]), (np.int64(1), [1]), (range(1, 3), [1, 2])]
-)
-def test_indices_in_any_form(env: NativeVecEnv, indices, expected):
-    assert env.env_indices(indices) == expected
-    with pytest.raises(IndexError, match="5 envs"):
-        env.env_indices(5)
-
-
 def test_the_episode_record_is_monitors_whatever_the_env_told_under_its_name():
     episode = FinishedEpisode(0, 1.23456789, 4, np.zeros(1), True, {"episode": {"r": 9.0, "l": 4, "t": 0.1}})
     info = episode_info(episode, 2.0)
@@ -91,9 +80,6 @@ def test_the_episode_record_is_monitors_whatever_the_env_told_under_its_name():
         mine = episode._replace(info=told)
         assert episode_info(mine, 2.0)["episode"] == {"r": 1.234568, "l": 4, "t": 2.0}
         assert "episode" not in episode_info(mine, 2.0, keeps_records=False) or told is episode.info
-
-
-# --- stock vector envs
 
 
 def run(adapter: SlotAdapter, steps: int) -> list:

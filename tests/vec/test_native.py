@@ -1,5 +1,3 @@
-"""NativeVecEnv over a toy game."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""One worker process from outside, and the one before the crew: deadlines, a word on how it ended, tasks."""
-
 from __future__ import annotations
 
 import multiprocessing
@@ -19,7 +17,7 @@ import pytest
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain_vec import process
 from fasttrain_vec.process import Scout, ScoutLostError, WorkerLostError, WorkerProcess
-from fasttrain_vec.worker import pack
+from fasttrain_vec.worker import CALL, pack
 from fasttrain_vec.worker_envs import Packed
 from fasttrain_vec.worker_memory import NO_ROW, ROW, SharedBlock
 from fasttrain_vec.worker_start import Bell
@@ -103,16 +101,13 @@ def test_a_death_in_a_step_is_noticed_and_spelt(start: Callable[..., WorkerProce
         ask(worker, "get", "number", [0])
 
 
-def test_one_that_is_busy_is_killed_without_waiting(start: Callable[..., WorkerProcess]):
-    worker: Any = start(lambda: Chaos(0))
-    worker.arrays.actions[:] = action_of("hang")
-    worker.post()
-    with pytest.raises(WorkerLostError, match="it did not answer in time"):
-        worker.wait(time.monotonic() + 0.2)
-    pid = worker.process.pid
-    worker.ask_to_end()
-    worker.end(10.0)
-    assert not psutil.pid_exists(pid)
+def test_a_trainer_that_goes_leaves_closed_envs(start: Callable[..., WorkerProcess], tmp_path: Path):
+    worker = start(lambda: Walker(0), lambda: Walker(1))
+    ask(worker, "method", "write_when_closed", (str(tmp_path / "closed"),), {}, [0, 1])
+    worker.channel.connection.close()
+    worker.post(CALL)
+    worker.process.join(10.0)
+    assert (tmp_path / "closed").read_text().split() == ["0", "1"]
 
 
 def test_a_reply_to_another_request_is_not_taken_for_this_one(start: Callable[..., WorkerProcess], tmp_path: Path):
@@ -141,9 +136,6 @@ def test_a_worker_that_does_not_read_is_noticed(start: Callable[..., WorkerProce
     os.kill(worker.process.pid, signal.SIGSTOP)  # type: ignore[arg-type]
     with pytest.raises(WorkerLostError, match="it did not read the call of set in time"):
         worker.call("set", pack(("set", ("x", b"x" * 5_000_000, [0]))), 0.2)
-
-
-# --- the process before the crew
 
 
 def never() -> None:

@@ -142,9 +142,6 @@ def twins_of(made: Made, env_fns: EnvFns, num_workers: int = 2, **options: Any) 
     return Twins(made(env_fns, num_workers, **options), env_fns, options.get("info_keys", ()))
 
 
-# --- the same numbers as DummyVecEnv
-
-
 @pytest.mark.parametrize(
     ("env_fns", "steps", "info_keys"),
     [(walkers(4), 120, None), (walkers(2, rich=False), 500, ()), (walkers(3), 120, KEYS)],
@@ -229,9 +226,6 @@ def test_finished_episodes_and_their_sums(made: Made):
     assert env.lost_steps == env.restarts == 0
 
 
-# --- infos
-
-
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_an_info_that_cannot_travel_is_named_once_and_left_out(made: Made, where: str):
     class Secretive(Walker):
@@ -281,9 +275,6 @@ def test_a_number_called_perf_is_the_envs_own_affair(made: Made):
     assert env.times_ns()["opponents"] == 2_000_000
 
 
-# --- calls into the envs
-
-
 @pytest.fixture(scope="module")
 def calling() -> Iterator[SharedMemoryVecEnv]:
     """Five wrapped envs on two workers."""
@@ -296,10 +287,13 @@ def calling() -> Iterator[SharedMemoryVecEnv]:
 def test_methods_and_indices(calling: SharedMemoryVecEnv):
     before = [len(calls) for calls in calling.env_method("heard")]
     assert [number for number, _ in calling.env_method("note", 1, key="word")] == [0, 1, 2, 3, 4]
-    for indices, numbers in (([4, 0, -2], [4, 0, 3]), (2, [2]), (np.array([1]), [1]), ([], []), ([3, 3], [3, 3])):
+    for indices, numbers in (
+        ([4, 0, -2], [4, 0, 3]), (2, [2]), (np.array([1]), [1]), ([], []), ([3, 3], [3, 3]), (-1, [4]),
+        (np.int64(1), [1]), (range(1, 3), [1, 2]),
+    ):  # fmt: skip
         assert [number for number, _ in calling.env_method("note", indices=indices)] == numbers
     heard = calling.env_method("heard")
-    assert [len(calls) - old for calls, old in zip(heard, before, strict=True)] == [2, 2, 2, 4, 2]
+    assert [len(calls) - old for calls, old in zip(heard, before, strict=True)] == [2, 4, 3, 4, 3]
     assert heard[1][before[1]] == ((1,), {"key": "word"})
     with pytest.raises(IndexError, match="env index 5 is out of range: there are 5 envs"):
         calling.env_method("note", indices=[5])
@@ -347,6 +341,10 @@ def test_calls_that_fail_are_named_and_the_envs_go_on(calling: SharedMemoryVecEn
             calling.env_method(name, *arguments)
         assert name != "fail" or "in fail" in str(caught.value.__cause__), "the worker's traceback"
         assert calling.get_attr("number") == [0, 1, 2, 3, 4]
+    calling.set_options([{"thing": only_at_home.Thing()}] * 5)
+    with pytest.raises(EnvError, match="reset.. failed: .*No module named 'only_at_home'"):
+        calling.reset()
+    calling.set_options(None)
 
 
 def test_values_that_cannot_travel_are_named_and_the_env_goes_on(calling: SharedMemoryVecEnv):
@@ -386,9 +384,6 @@ def test_wrappers_and_pictures(calling: SharedMemoryVecEnv):
     assert [frame[0, 0, 0] for frame in calling.get_images()] == [0, 1, 2, 3, 4]
     assert calling.render().shape[2] == 3
     assert calling.render_mode == "rgb_array"
-
-
-# --- order of calls
 
 
 def test_steps_out_of_turn_and_a_wrong_number_of_actions(calling: SharedMemoryVecEnv):
@@ -446,13 +441,11 @@ def test_a_vec_env_that_is_dropped_leaves_nothing():
         os.fstat(handle)
 
 
-# --- refusals
-
-
 @pytest.mark.parametrize(
     ("env_fns", "options", "message"),
     [
         ([], {}, "needs at least one env function"),
+        (walkers(1), {"num_workers": 0}, "num_workers=0: give at least 1, or None"),
         (walkers(1), {"on_env_error": "ignore"}, "on_env_error='ignore': expected 'raise' or 'restart'"),
         ([lambda: Walker(0), lambda: Walker(1, "multi_discrete")], {"num_workers": 2}, "the envs differ: env 0 has"),
         ([lambda: Walker(0), lambda: Walker(1, masks="none")], {"num_workers": 2}, "the envs differ: env 0 has"),
@@ -468,9 +461,6 @@ def test_refused(env_fns: EnvFns, options: dict[str, Any], message: str):
     with pytest.raises(EnvSpecError, match=message):
         SharedMemoryVecEnv(env_fns, **options)
     assert [child for child in processes_left() if child not in before] == []
-
-
-# --- under stock code
 
 
 def test_with_monitor_inside(made: Made):
@@ -496,9 +486,6 @@ def test_maskable_ppo_collects_from_the_slots_as_stock_does_from_dummy_vec_env(m
         np.testing.assert_array_equal(mine.swapaxes(0, 1).reshape(stock.shape), stock, err_msg=name)
     for mine, stock in zip(models[0].policy.parameters(), models[1].policy.parameters(), strict=True):
         torch.testing.assert_close(mine, stock)
-
-
-# --- cost
 
 
 def cost_of_a_step(env: SharedMemoryVecEnv, with_infos: bool = False) -> int:

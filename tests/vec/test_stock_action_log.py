@@ -22,24 +22,27 @@ from fasttrain.saving.env_state import env_state
 from fasttrain.vec import stock
 from fasttrain.vec.base import close_envs
 from fasttrain.vec.stock import ActionLogVecEnv
+from plain_env import PlainEnv
 
 
-class Drift(gymnasium.Env[Any, Any]):
+class Drift(PlainEnv):
     """Of random length; its float64 observations are float32 in the space, and its rewards are its hidden state."""
 
     observation_space = spaces.Dict({"x": spaces.Box(-np.inf, np.inf, (2,), np.float32)})
     action_space = spaces.MultiDiscrete([3, 4])
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.x, self.left, self.told = self.np_random.normal(size=2), int(self.np_random.integers(2, 9)), 0.0
-        return {"x": self.x.copy()}, {}
+    def seen(self) -> Any:
+        if self.time == 0:
+            self.x, self.length, self.given = self.np_random.normal(size=2), int(self.np_random.integers(2, 9)), 0.0
+        return {"x": self.x.copy()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.x = self.x + action * self.np_random.normal(size=2)
-        self.left -= 1
-        self.told += float(action[0])
-        return {"x": self.x.copy()}, self.told, self.left <= 0, False, {}
+        return super().step(action)
+
+    def paid(self, action: Any) -> float:
+        self.given += float(action[0])
+        return self.given
 
 
 def build() -> Retrace:
@@ -148,20 +151,16 @@ def test_an_episode_too_long_to_repeat_has_no_notes_and_keeps_no_rows(monkeypatc
     assert envs.env_method("retrace_notes") == [None, None]
 
 
-# --- what an env may do in the trainer's own process
-
-
-class Patience(gymnasium.Env[Any, Any]):
+class Patience(PlainEnv):
     """Ends at its third step, terminated or cut, and returns its own array, or `last`; `spoil` is called in reset()."""
 
     observation_space = spaces.Box(0, 9, (2,), np.float32)
-    action_space = spaces.Discrete(2)
 
-    def __init__(self, cut: bool = False, spoil: Any = None, reward: Any = 1.0, **last: Any) -> None:
+    def __init__(self, cut: bool = False, spoil: Any = None, **last: Any) -> None:
         self.state = np.zeros(2, np.float32)
-        self.cut, self.spoil, self.reward, self.last = cut, spoil, reward, last
+        self.cut, self.spoil, self.last = cut, spoil, last
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
         self.state[:] = 0
         if self.spoil:
             self.spoil()
@@ -171,7 +170,7 @@ class Patience(gymnasium.Env[Any, Any]):
         self.state += 1
         end = self.state[0] == 3
         seen = self.last["seen"] if end and self.last else self.state
-        return seen, self.reward, bool(end and not self.cut), bool(end and self.cut), {}
+        return seen, 1.0, bool(end and not self.cut), bool(end and self.cut), {}
 
     def close(self) -> None:
         raise AttributeError("no viewer")
@@ -197,11 +196,6 @@ def test_the_last_observation_counts_only_where_the_episode_was_cut(seen: Any):
     assert last_of(Patience(seen=seen), copies=True).tolist() == [0, 0]
     with pytest.raises(EnvError, match="the episode was truncated"):
         last_of(Patience(cut=True, seen=seen), copies=False)
-
-
-def test_a_text_is_no_reward():
-    with pytest.raises(EnvError, match="the reward '1', a str"):
-        last_of(Patience(reward="1"), copies=False)
 
 
 def test_a_close_that_raises_is_told_and_called_once():

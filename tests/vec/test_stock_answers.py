@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -16,29 +15,27 @@ from stable_baselines3.common.monitor import Monitor
 from fasttrain.envs.retrace import Retrace
 from fasttrain.errors import EnvError
 from fasttrain.vec.stock import ActionLogVecEnv, NotedVecEnv
+from plain_env import PlainEnv
 
 SEEN = np.zeros(3, np.float32)
 
 
-class Wrong(gymnasium.Env[Any, Any]):
+class Wrong(PlainEnv):
     """Answers `answer` in its step number 3, and `reset()` with `begin` from its second episode on."""
 
-    observation_space = spaces.Box(-1, 1, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-    begun = 0
+    observation_space, begun = spaces.Box(-1, 1, (3,), np.float32), 0
 
     def __init__(self, answer: Any = None, begin: Any = None) -> None:
-        self.answer, self.begin = answer, begin
+        self.answer, self.begin, self.length = answer, begin, 0 if begin is None else 3
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.count, self.begun = 0, self.begun + 1
-        return self.begin if self.begun > 1 else (SEEN, {})
+        self.begun += 1
+        good = super().reset(seed=seed)
+        return self.begin if self.begun > 1 else good
 
     def step(self, action: Any) -> Any:
-        self.count += 1
-        good = SEEN, 1.0, self.begin is not None and self.count == 3, False, {}
-        if self.count < 3 or self.begin is not None:
+        good = super().step(action)
+        if self.time < 3 or self.begin is not None:
             return good
         if callable(self.answer):
             self.answer()

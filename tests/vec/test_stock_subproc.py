@@ -1,5 +1,3 @@
-"""Stock's workers: deaf to signals while they start and while they step, and gone when the start is broken off."""
-
 from __future__ import annotations
 
 import functools

@@ -13,15 +13,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from vec_toys import Leaving, Table, Telling
 
 import fasttrain_vec
+from fasttrain.envs.masks import random_legal_action
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain_vec import EnvError, EnvSpecError, ReplaceEnv, VectorEnv
+from fasttrain_vec import EnvError, EnvSpecError, VectorEnv
 from worker_toys import GO, Chaos, Hat, Opaque, Walker, action_of, chaos_envs, processes_left, walkers
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -41,42 +42,6 @@ def made() -> Iterator[Made]:
     yield make
     for env in envs:
         env.close()
-
-
-class Table(gym.Env[Any, Any]):
-    """Dict observations, rewards that float32 does not hold, and infos of many types, some only now and then."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012 - Gymnasium's own form
-    observation_space = spaces.Dict(
-        board=spaces.Box(-np.inf, np.inf, (2, 3), np.float32), flags=spaces.MultiBinary(3), turn=spaces.Discrete(99)
-    )
-    action_space = spaces.MultiDiscrete([3, 2])
-
-    def __init__(self, number: int) -> None:
-        self.number, self.episode = number, 0
-
-    def look(self) -> dict[str, Any]:
-        board = self.np_random.standard_normal((2, 3)).astype(np.float32)
-        return {"board": board, "flags": self.np_random.integers(0, 2, 3, np.int8), "turn": np.int64(self.turn)}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.turn, self.episode = 0, self.episode + 1
-        return self.look(), {"episode_number": self.episode, "given": options or {}, "start": f"{self.number}"}
-
-    def step(self, action: Any) -> Any:
-        self.turn += 1
-        info: dict[str, Any] = {
-            "turn": self.turn, "draw": float(self.np_random.random()), "text": f"s{self.turn}", "action": action.copy(),
-            "nested": {"even": self.turn % 2 == 0, "deep": {"number": np.float32(self.number)}}, "list": [self.turn],
-        }  # fmt: skip
-        if self.turn % 3 == self.number % 3:
-            info["sometimes"] = self.turn
-        reward = 0.1 * self.turn + float(action.sum()) / 3
-        return self.look(), reward, self.turn == 5 + self.number, self.turn == 9, info
-
-    def render(self) -> Any:
-        return np.full((2, 2, 3), self.number, np.uint8)
 
 
 def cart_poles(count: int) -> EnvFns:
@@ -141,18 +106,22 @@ def test_spaces_and_what_gymnasium_asks_of_a_vector_env(made: Made):
         assert_same(ours[4].get("episode", {}), other[4].get("episode", {}))
 
 
-@pytest.mark.parametrize("masks", ["method", "info", "observation"])
-def test_masks_are_those_of_the_present_states(made: Made, masks: str):
-    env = made(walkers(3, masks=masks, rich=False))
+@pytest.mark.parametrize(
+    ("masks", "actions", "dtype"),
+    [("method", "discrete", "bool"), ("info", "multi_discrete", "int8"), ("observation", "multi_binary", "float32")],
+)
+def test_masks_are_those_of_the_present_states(made: Made, masks: str, actions: str, dtype: str):
+    kind = {"actions": actions, "masks": masks, "dtype": dtype, "rich": False}
+    env, rng = made(walkers(3, **kind)), np.random.default_rng(0)
     infos = env.reset(seed=0)[1]
     for _ in range(20):
         assert infos["action_masks"].dtype == np.bool_
         assert infos["_action_masks"].all()
         np.testing.assert_array_equal(infos["action_masks"], np.stack(env.call("legal")))
         before, kept = infos["action_masks"], infos["action_masks"].copy()
-        infos = env.step([int(np.argmax(mask)) for mask in before])[4]
+        infos = env.step(np.array([random_legal_action(env.single_action_space, mask, rng) for mask in before]))[4]
         np.testing.assert_array_equal(before, kept)
-    assert "action_masks" not in made(walkers(2, masks=masks, rich=False), use_masks=False).reset()[1]
+    assert "action_masks" not in made(walkers(2, **kind), use_masks=False).reset()[1]
 
 
 def test_chosen_infos_arrive_at_every_step_and_the_others_at_the_end(made: Made):
@@ -191,15 +160,6 @@ def test_an_info_that_gymnasium_cannot_batch_is_its_error_and_one_that_cannot_tr
         assert made([lambda: Telling(opaque=Opaque(), fine=1)] * 2).reset()[1]["fine"].tolist() == [1, 1]
 
 
-class Telling(Walker):
-    def __init__(self, **info: Any) -> None:
-        super().__init__(0)
-        self.info = info
-
-    def reset(self, **options: Any) -> Any:
-        return super().reset(**options)[0], self.info
-
-
 def test_an_env_that_raises_is_an_error_or_replaced(made: Made):
     env = made(chaos_envs(4))
     env.reset(seed=50)
@@ -216,11 +176,6 @@ def test_an_env_that_raises_is_an_error_or_replaced(made: Made):
     assert infos["episode"][2] == after[2, 1] > before[2, 1], "the info of the new episode"
     assert env.restarts == 1
     assert env.step([GO] * 4)[1].tolist() == [1, 1, 1, 1]
-
-
-class Leaving(Chaos):
-    def step(self, action: Any) -> Any:
-        raise ReplaceEnv("worn out")
 
 
 def test_an_env_that_asks_for_it_is_replaced_anyhow(made: Made):
@@ -287,20 +242,9 @@ def test_refused(made: Made, call: Callable[[VectorEnv], Any], kind: type[Except
     env.step([0, 0])
 
 
-def test_what_cannot_be_built():
-    for env_fns, options, message in (
-        ([], {}, "needs at least one env function"),
-        (walkers(1), {"on_env_error": "ignore"}, "expected 'raise' or 'restart'"),
-        (walkers(1), {"num_workers": 0}, "num_workers=0: give at least 1, or None"),
-        ([*walkers(1), int], {"num_workers": 1}, "the function of env 1 returned 0; return an env"),
-        ([*walkers(1), *walkers(1, actions="box")], {"num_workers": 2}, "the envs differ: env 0 has"),
-    ):
-        with pytest.raises(EnvSpecError, match=message):
-            VectorEnv(env_fns, **options)
-    assert processes_left() == []
-
-
 def test_it_may_be_closed_twice_or_only_dropped(made: Made):
+    with pytest.raises(EnvSpecError, match="VectorEnv needs at least one env function"):
+        VectorEnv([])
     env = made(walkers(2, rich=False))
     env.reset()
     env.close()

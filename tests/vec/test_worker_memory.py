@@ -1,5 +1,3 @@
-"""The shared block: what lies where, and that it has no name."""
-
 from __future__ import annotations
 
 import mmap

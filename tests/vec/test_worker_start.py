@@ -124,9 +124,6 @@ def test_signals_leave_the_worker_and_its_trainer_as_they_were_but_reach_what_it
     env.close()
 
 
-# --- semaphores without names, and the bell
-
-
 def names() -> set[str]:
     return {path.name for path in SHM.glob("sem.*")} if SHM.is_dir() else set()
 
@@ -215,9 +212,6 @@ def test_spinning_yields_the_core(monkeypatch: pytest.MonkeyPatch):
     semaphore = pair()[0].go
     monkeypatch.setattr("fasttrain_vec.worker_start._yield_core", semaphore.release)
     assert acquire(semaphore, 60.0, 0.0)
-
-
-# --- the line
 
 
 def pair() -> tuple[Channel, Channel]:
