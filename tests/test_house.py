@@ -61,7 +61,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # directly; 62 for products of dense inputs and stored rows. 36 for the number of EnvPool's threads by a trial. Then
 # 13,900 lines and 59 modules became fasttrain_deploy, _integrations, _kernels, _report and _studies.
 CEILINGS = {
-    "fasttrain": {"lines": 34_048, "modules": 154, ": Any": 594},
+    "fasttrain": {"lines": 34_065, "modules": 154, ": Any": 593},
     "fasttrain_deploy": {"lines": 948, "modules": 4, ": Any": 15},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
@@ -96,7 +96,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-LABORATORY = {"scripts": 331, "benchmarks": 5_169, "tests": 56_400}
+LABORATORY = {"scripts": 331, "benchmarks": 5_169, "tests": 53_630}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -145,8 +145,8 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 # SubprocVecEnv ended, and make paths absolute; 100 show how old transitions were, let envs go on during updates, and
 # let envs rest in an evaluation; 20 ask whether actors of a cluster collect; 110 and a file replace envs that ask for
 # it; 50 end updates above a total variation, and copy a run to another place. Pages of runs, which are drawn at the
-# end, are not of src/fasttrain any more.
-COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 138}, "training": {"files": 66, "lines": 17_000}}
+# end, are not of src/fasttrain any more. One function spells values as they are typed.
+COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 139}, "training": {"files": 66, "lines": 17_050}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:
