@@ -1,5 +1,5 @@
 """The code that lies on a way: what runs of src/fasttrain and src/fasttrain_vec in an iteration of a small training,
-and in a command."""
+and in a command. Compiled code (fasttrain_kernels) and the pages of runs (fasttrain_report) are left out."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import fasttrain_vec
 from fasttrain_games.skullking.game import SkullKingGame
 
 PACKAGES = (Path(fasttrain.__file__).parent, Path(fasttrain_vec.__file__).parent)
-# Compiled code, rules of a game, and what a run sets in torch: optimizers that step without torch's compiler.
-APART = ("native/", "kernels/", "jit.py", "threads.py", "kernel_cache.py", "runs/")
+# Rules of a game, and what a run sets in torch: optimizers that step without torch's compiler.
+APART = ("native/", "runs/")
 
 
 def trace(iteration: Callable[[], Any], seen: set[CodeType]) -> None:
@@ -92,7 +92,7 @@ def path_of(name: str) -> dict[str, int]:
 COMMAND = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "total_timesteps=256", "algo.rollout_size=128",
            "eval.episodes=2")  # fmt: skip
 LOOK = ("envs/", "runs/survey.py", "runs/spaces.py")  # the look at the env, which the plan needs
-ALGORITHMS = ("algos/", "accelerators/", "buffers/", "kernels/", "kernel_cache.py", "jit.py")
+ALGORITHMS = ("algos/", "accelerators/", "buffers/")
 
 
 def path_of_a_command() -> dict[str, dict[str, int]]:

@@ -359,12 +359,14 @@ def signals_rained() -> Iterator[None]:
 
 
 def processes_left() -> list[psutil.Process]:
-    """Children of this process but for Python's own two helpers, which stay."""
+    """Children of this process but for Python's own two helpers and the server of `runs.warm`, which stay."""
     helpers = (multiprocessing.forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if child.pid not in helpers and child.status() != psutil.STATUS_ZOMBIE
+        if child.pid not in helpers
+        and child.status() != psutil.STATUS_ZOMBIE
+        and "fasttrain.runs.warm" not in " ".join(child.cmdline())
     ]
 
 

@@ -83,12 +83,15 @@ def with_interval(value: float | None, bounds: Sequence[float] | None, form: str
 
 
 def spelt(value: object, none: str = "null") -> str:
-    """A value as the user types it: `true`, `null`, `0.5`, `[64, 64]`, `{pi: [64], vf: [64]}`."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {spelt(part)}' for key, part in value.items())}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(spelt, value))}]"
+    """A value as the user types it: `true`, `null`, `0.5`."""
     return none if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def value_text(value: object) -> str:
+    """As `spelt`, with all parts: `[64, 64]`, `{pi: [64], vf: [64]}`. Texts lack the quotes that Hydra may need."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {value_text(part)}' for key, part in value.items())}}}"
+    return f"[{', '.join(map(value_text, value))}]" if isinstance(value, (list, tuple)) else spelt(value)
 
 
 def fitting(text: str, stream: TextIO) -> str:

@@ -1,1 +1,1 @@
-"""After training: watch a policy play, film it, export it."""
+"""After training: watch a policy play, and export it."""

@@ -1,5 +1,5 @@
 """`fasttrain export run=FOLDER format=onnx|torchscript`: a policy as one file that needs neither SB3 nor fasttrain.
-`deploy/acting.py` describes its inputs and outputs. The file is compared with the policy on random inputs, and deleted
+`acting.py` describes its inputs and outputs. The file is compared with the policy on random inputs, and deleted
 if it disagrees.
 """
 

@@ -1,0 +1,1 @@
+"""Pages about runs, sweeps and studies, drawn from the files in their folders."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,8 @@ from conftest import configured
 from fasttrain.cli import main
 from fasttrain.cli.compose import Loader
 from fasttrain.runs.folders import changed_settings
-from fasttrain.saving.files import lock_folder
+from fasttrain.saving.files import lock_folder, write_json
+from fasttrain.spec.plain import to_dict
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=2", "checkup=off",
          "fused_update=off", "eval.episodes=2", "batch_size=32", "algo.net_arch=[8]",
@@ -44,6 +46,13 @@ def test_a_second_run_is_refused_before_anything_is_written(
     assert changed_settings(tmp_path / "it", configured(*same)) == {}
     other = changed_settings(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2"))
     assert other == {"num_envs": 4, "env.kwargs.size": 2, "env.kwargs": None}
+    config = configured(*same)
+    stored = to_dict(config)
+    stored["env"]["game"] = "fasttrain.integrations.pettingzoo:GAME"
+    (tmp_path / "older").mkdir()
+    write_json(tmp_path / "older" / "plan.json", {"config": stored})
+    moved = replace(config, env=replace(config.env, game="fasttrain_integrations.pettingzoo:GAME"))
+    assert "env.game" not in changed_settings(tmp_path / "older", moved), "the same module by its former name"
     before = content(tmp_path / "it")
     code, _, err = run("seed=1")
     assert code == 2

@@ -1,7 +1,7 @@
 """Processes that compile the same kernels at once, one of them killed: python3 cold_cache.py COUNT FOLDER
 
 A process that has loaded numba forks them. What the last two did not find compiled or computed wrongly is printed.
-Damaged and unwritable caches: tests/test_kernel_cache.py.
+Damaged and unwritable caches: tests/kernels/test_kernel_cache.py.
 """
 
 from __future__ import annotations

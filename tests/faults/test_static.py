@@ -21,9 +21,12 @@ ALLOWED = {
     ("fasttrain_vec/process.py", "pickle.loads"): "from a worker of ours, over its pipe",
     ("fasttrain_vec/calls.py", "pickle.loads"): "from a worker of ours, over its pipe",
     ("fasttrain_engines/games_worker.py", "pickle.loads"): "between trainer and worker, over a pipe that it inherited",
-    ("kernel_cache.py", "pickle.loads"): "machine code of ours, in a folder that is the user's (SECURITY.md)",
-    ("kernel_cache.py", "pickle.load"): "from the trainer, over a pipe that the process inherited",
-    ("integrations/zoo/__init__.py", "yaml.load"): "by a safe loader of ours, which knows tuples besides",
+    (
+        "fasttrain_kernels/kernel_cache.py",
+        "pickle.loads",
+    ): "machine code of ours, in a folder that is the user's (SECURITY.md)",
+    ("fasttrain_kernels/kernel_cache.py", "pickle.load"): "from the trainer, over a pipe that the process inherited",
+    ("fasttrain_integrations/zoo/__init__.py", "yaml.load"): "by a safe loader of ours, which knows tuples besides",
     ("envs/causes.py", "pickle.load"): "from the checkup, over a pipe that the process inherited",
     ("envs/findings.py", "pickle.loads"): "what was pickled in the same line, to see whether it can be",
 }

@@ -1,4 +1,4 @@
-"""KernelEngine: an actor-critic acts and learns in the compiled kernels of `kernels/`.
+"""KernelEngine: an actor-critic acts and learns in the compiled kernels of `fasttrain_kernels`.
 
 Before an update parameters and Adam's moments are copied into flat vectors. After the update they are copied back into
 the stock policy and its optimizer. A copy of 45,000 floats takes 50 µs.

@@ -1,4 +1,4 @@
-"""KernelQEngine: a Q-network acts and learns in the compiled kernels of `kernels/q.py`, in its own memory.
+"""KernelQEngine: a Q-network acts and learns in the compiled kernels of `fasttrain_kernels/q.py`, in its own memory.
 
 DQN updates after every vector step, so copies as in PPO's `KernelEngine` would take too long. Instead the parameters of
 both nets and Adam's moments become views of flat vectors. Policy and optimizer can be read, written and saved at any

@@ -1,4 +1,4 @@
-"""KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in their own memory.
+"""KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `fasttrain_kernels.sac`, in own memory.
 
 Batches and random numbers are the same as in the update on PyTorch, so that weights are equal except for rounding
 (tests/accelerators/test_kernels_sac.py). The entropy coefficient is one number, which torch's optimizer updates.

@@ -153,7 +153,7 @@ class Chain(NamedTuple):
         return layout, size, sum(sizes) + PAD  # PAD: see `lay_out`
 
     def pieces(self, layout: Layout) -> Int64Array:
-        """One row of offsets and strides for each parameter; its columns: see `Pieces` in `kernels/q.py`."""
+        """One row of offsets and strides for each parameter; its columns: see `Pieces` in `fasttrain_kernels/q.py`."""
         places, column = dict[int, tuple[int, ...]](), 0
         for index, linear in enumerate([*self.hidden, *self.heads]):
             layer = min(index, len(self.hidden))  # all heads together are one layer

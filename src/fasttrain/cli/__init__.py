@@ -140,12 +140,11 @@ def _report_users(error: BaseException) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments and re.fullmatch(r"[A-Za-z][\w-]*", arguments[0]) and commands.is_of_others(arguments[0]):
+        return int(commands.implementation(arguments[0])(arguments[1:]))
     if "--version" in arguments:
         print(f"fasttrain {__version__}")
         return 0
-    words = (*commands.COMMANDS, *commands.OTHER_WORDS)
-    if arguments and re.fullmatch(r"[a-z][a-z_-]*", arguments[0]) and commands.is_of_others(arguments[0]):
-        return int(commands.implementation(arguments[0])(arguments[1:]))
     if not {*arguments} - {"-m", "--multirun"} or {"-h", "--help"} & set(arguments) or arguments[0] == "help":
         from fasttrain.cli.help import help_on
 
@@ -164,7 +163,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError("-: neither an option nor a setting; remove it")
     if "" in typed:
         raise ConfigError("an argument is empty: remove it; perhaps a variable of the shell is empty")
-    command = "train"
+    words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
     if typed and re.fullmatch(r"[a-z_-]+", typed[0]):
         if typed[0] not in words:
             commands.read_options(options)  # refuses, for example, `--profile speed`

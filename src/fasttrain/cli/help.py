@@ -12,7 +12,7 @@ from textwrap import indent
 from typing import Any
 
 from fasttrain import __version__
-from fasttrain.cli.commands import COMMANDS, OF_A_RUN, OTHER_WORDS, OWNERS, PLAIN
+from fasttrain.cli.commands import COMMANDS, OF_A_RUN, OTHER_WORDS, OWNERS, PLAIN, is_of_others
 from fasttrain.cli.compose import conf_dir
 from fasttrain.cli.profiles import profiles, table
 from fasttrain.cli.settings import lines, rows
@@ -81,6 +81,8 @@ def help_on(arguments: list[str]) -> str:
 def _page_of(word: str) -> str:
     if word in COMMANDS or word in OTHER_WORDS:
         return _of_command(word)
+    if is_of_others(word):
+        return f"{word} is a command of another package: fasttrain {word} --help"
     if word in profiles():
         return f"What {word} changes against stock SB3 (the profile baseline):\n\n{table(word)}"
     topics = _topics()

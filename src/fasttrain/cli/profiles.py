@@ -9,7 +9,7 @@ from fasttrain.cli.compose import conf_dir, configured
 from fasttrain.spec.algorithms import ALGORITHMS, own_values
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import declared, settings_of
-from fasttrain.terminal import spelt
+from fasttrain.terminal import value_text
 
 STOCK = "baseline"  # the profile with the classes and values of stock SB3
 NOTHING = "–"
@@ -61,8 +61,8 @@ def _values(profile: str, algo: str) -> dict[str, Value]:
         for name in key.split("."):
             value = getattr(value, name)
         means = it.fits(spec) and key not in spec.lacks
-        found[key] = Value(spelt(value) if means else NOTHING, it.class_of(value) if it.flag_class else "")
+        found[key] = Value(value_text(value) if means else NOTHING, it.class_of(value) if it.flag_class else "")
     own = {
         f"algo.{name}": getattr(config.algo, name, NOTHING) for name in ("learning_rate", "n_epochs", "rollout_size")
     }
-    return found | {key: Value(spelt(value), "trade-off") for key, value in own.items()}
+    return found | {key: Value(value_text(value), "trade-off") for key, value in own.items()}

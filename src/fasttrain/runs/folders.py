@@ -25,7 +25,7 @@ from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.policies import member_file
-from fasttrain.spec.removed import flat
+from fasttrain.spec.removed import flat, present_path
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
@@ -115,6 +115,7 @@ def changed_settings(where: Path, config: Config) -> dict[str, Any]:
     before = stored.get("config", {})
     before = flat(without_unused_engines({**before, **{key: it for key, it in asked.items() if key in before}}))
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
+    before = {key: present_path(value) if isinstance(value, str) else value for key, value in before.items()}
     now = flat(without_unused_engines(to_dict(config)))
     keys = [key for key in {**now, **before} if key.split(".")[0] not in NOT_COMPARED]
     return {key: now.get(key) for key in keys if key not in now or now[key] != before.get(key)}

@@ -1,7 +1,7 @@
 """Loggers and callbacks that a configuration names: SB3's, ours and the user's.
 
 A resumed run appends to progress.csv, which is SB3's own file. Experiment trackers are found by their names
-(`fasttrain/integrations`, or another package). A tracker gets the settings at the start, then every row of SB3's log,
+(`fasttrain_integrations`, or another package). A tracker gets the settings at the start, then every row of SB3's log,
 [PERF] and evaluations over env steps, and at the end the results and files. Trackers write into the run's folder, or
 into the folder of a sweep, whose runs form one group. A tracker that fails is left out after one warning.
 """
@@ -243,7 +243,7 @@ class Home:
 
 
 class Tracker(KVWriter):
-    """One run in an experiment tracker. An entry point of `fasttrain_integrations` names such a class.
+    """One run in an experiment tracker. An entry point of `fasttrain.integrations` names such a class.
 
     Args:
         home: the folder for the tracker's files, and the ids that the run has in trackers.

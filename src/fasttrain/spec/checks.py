@@ -20,7 +20,7 @@ from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
 from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, named
-from fasttrain.terminal import spelt
+from fasttrain.terminal import value_text
 
 MAX_N_STEPS = 128  # limit of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # choices of gate.metric besides env.result.scores
@@ -145,10 +145,13 @@ def _check_size(config: Config) -> None:
     critic = "vf" if config.algo.spec.on_policy else "qf"
     if isinstance(arch, dict) and set(arch) - {"pi", critic}:
         raise ConfigError(
-            f"algo.net_arch={spelt(arch)}: the keys are pi and {critic}, as in {{pi: [64, 64], {critic}: [64, 64]}}"
+            f"algo.net_arch={value_text(arch)}: the keys are pi and {critic}, "
+            f"as in {{pi: [64, 64], {critic}: [64, 64]}}"
         )
     if any(not 1 <= width <= MOST_WIDTH for part in parts for width in part):
-        raise ConfigError(f"algo.net_arch={spelt(arch)}: every width must be at least 1 and at most {MOST_WIDTH:,}")
+        raise ConfigError(
+            f"algo.net_arch={value_text(arch)}: every width must be at least 1 and at most {MOST_WIDTH:,}"
+        )
     for part in parts:
         weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
         if weights > MOST_WEIGHTS or len(part) > 1000:
@@ -247,7 +250,7 @@ def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
     """SB3's `train_freq` as (count, "step" or "episode"); 4 becomes (4, "step"). Raises ConfigError if it is wrong."""
     count, unit = (value, "step") if isinstance(value, int) else value if len(value) == 2 else (0, "")
     if not isinstance(count, int) or count < 1 or unit not in ("step", "episode"):
-        raise ConfigError(f"algo.train_freq={spelt(value)}: expected a number of vector steps, or [1, episode]")
+        raise ConfigError(f"algo.train_freq={value_text(value)}: expected a number of vector steps, or [1, episode]")
     return count, str(unit)
 
 

@@ -5,7 +5,8 @@
 
 The package of a game or an integration is imported when its name is used, or when all are needed, for example to list
 them. Engines are imported at the start, because their settings are a part of the configuration. If two packages offer
-different things under one name, using the name is an error.
+different things under one name, using the name is an error. A command is a module with `main`; `-m` is the one that
+runs sweeps, and `report` draws the page of each finished run (`write_report`).
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def with_eval_settings(config: Config, given: Config, typed: Iterable[str]) -> C
 def _build_env(env: Any) -> EnvConfig:
     if not isinstance(env, Mapping):
         raise ConfigError(f"env: choose a game, as in env={DEFAULT}, or name an env by env.id or env.entry_point")
-    for key in ("entry_point", "id"):
+    for key in ("entry_point", "id", "game"):
         path = str(env.get(key))
         if path.startswith("fasttrain.") and (now := present_path(path)) != path:
             _tell_moved(f"env.{key}={path}", now)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.plain import import_path_or_number, plain
-from fasttrain.terminal import spelt
+from fasttrain.terminal import value_text
 
 FlagClass = Literal["exact", "rounding", "trade-off"]
 
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
         if not low <= value <= high:
             both = f"lie between {low:g} and {high:.10g}"
             one = f"be at least {low:g}" if self.most is None else f"be at most {high:.10g}"
-            raise ConfigError(f"{key}={spelt(value)}: must {one if None in (self.least, self.most) else both}")
+            raise ConfigError(f"{key}={value_text(value)}: must {one if None in (self.least, self.most) else both}")
 
     def fits(self, spec: object) -> bool:
         """Whether the setting has an effect with this algorithm (an `AlgorithmSpec`)."""
@@ -169,7 +169,7 @@ def convert(value: object, hint: object, key: str) -> Any:
     value, origin = import_path_or_number(value, key), get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}={spelt(value)}: expected a group of keys")
+            raise ConfigError(f"{key}={value_text(value)}: expected a group of keys")
         return build(hint, value, key + ".")
     if origin in (Union, types.UnionType):
         return _union(value, get_args(hint), key)
@@ -177,11 +177,11 @@ def convert(value: object, hint: object, key: str) -> Any:
         return _literal(value, get_args(hint), key)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{key}={spelt(value)}: expected a list")
+            raise ConfigError(f"{key}={value_text(value)}: expected a list")
         return tuple(convert(item, get_args(hint)[0], f"{key}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key}={spelt(value)}: expected a mapping")
+            raise ConfigError(f"{key}={value_text(value)}: expected a mapping")
         return {str(k): convert(v, get_args(hint)[1], f"{key}.{k}") for k, v in value.items()}
     if hint is Any:
         return plain(value, key)
@@ -214,7 +214,7 @@ def _scalar(value: object, hint: object, key: str) -> Any:
         return value
     number = "a finite number" if isinstance(value, float) and not math.isfinite(value) else "a number"
     words: dict[object, str] = {bool: "true or false", int: "a whole number", float: number, str: "text"}
-    raise ConfigError(f"{key}={spelt(value)}: expected {words.get(hint) or getattr(hint, '__name__', str(hint))}")
+    raise ConfigError(f"{key}={value_text(value)}: expected {words.get(hint) or getattr(hint, '__name__', str(hint))}")
 
 
 def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
@@ -225,9 +225,8 @@ def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
         return on.pop()
     if value in choices:
         return value
-    raise ConfigError(
-        f"{key}={spelt(value)}: not one of {', '.join(map(str, choices))}{did_you_mean(str(value), map(str, choices))}"
-    )
+    names = [*map(str, choices)]
+    raise ConfigError(f"{key}={value_text(value)}: not one of {', '.join(names)}{did_you_mean(str(value), names)}")
 
 
 def _union(value: object, hints: tuple[Any, ...], key: str) -> Any:
@@ -246,4 +245,4 @@ def _union(value: object, hints: tuple[Any, ...], key: str) -> Any:
     kinds = [problem.removeprefix("expected ") for problem in problems if problem.startswith("expected ")]
     others = [problem for problem in problems if not problem.startswith("expected ")]
     wanted = [f"expected {' or '.join(dict.fromkeys(kinds))}"] * bool(kinds)
-    raise ConfigError(f"{key}={spelt(value)}: {'; or '.join([*wanted, *others])}")
+    raise ConfigError(f"{key}={value_text(value)}: {'; or '.join([*wanted, *others])}")
