@@ -21,6 +21,7 @@ from gymnasium import spaces
 
 from fasttrain.batch import NO_LEGAL_ACTION, Int64Array, each_array, select_rows
 from fasttrain.errors import EnvError
+from fasttrain_engines.channel import cancel
 from fasttrain_engines.game import (
     MOST_REWARD,
     NO_ACTION,
@@ -104,9 +105,9 @@ class Row:
         self.shown_ns = self.asked_ns = 0
 
     async def live(self, before: asyncio.Task[None] | None) -> None:
-        """Play games until the task is cancelled. `before`: the previous task of this row."""
+        """Play games until the task is cancelled. `before`: the previous task of this row, which is cancelled first."""
         if before is not None:
-            await asyncio.wait([before])
+            await cancel([before])
         try:
             self._show(await self._opened())
             self.table.tell(self.row, READY)

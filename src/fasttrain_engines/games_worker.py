@@ -28,6 +28,7 @@ from fasttrain.envs.masks import mask_width
 from fasttrain.envs.names import arguments
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError, FastTrainError
+from fasttrain_engines.channel import cancel
 from fasttrain_engines.game import EngineGame
 from fasttrain_engines.game_row import Records, Row, Table
 from fasttrain_engines.pool import Pool
@@ -121,6 +122,7 @@ class Worker(asyncio.Protocol):
         self.settings = settings
         self._journal = folder / f"daemons{suffix}.log"
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._leaving = set[asyncio.Task[None]]()  # that cancel rows which the trainer has left
         self._news: list[tuple[Any, ...]] = []
         self.wait_s = 0.0  # `wait_ms` of the game's class
         self._later: asyncio.TimerHandle | None = None  # a timer that sends collected news to the trainer
@@ -182,8 +184,9 @@ class Worker(asyncio.Protocol):
                 except FastTrainError as error:
                     self._send("failed", error)
             elif command == "leave":
-                for row in self._tasks.keys() & {*content}:
-                    self._tasks[row].cancel()
+                leaving = self._loop.create_task(cancel([self._tasks[row] for row in self._tasks.keys() & {*content}]))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
                 self._under_way.difference_update(content)
             elif command == "tally":
                 self.pool.look()
@@ -227,8 +230,7 @@ class Worker(asyncio.Protocol):
     def _reset(self, seeds: dict[int, int]) -> None:
         self._under_way.update(seeds)
         for row, seed in seeds.items():
-            if before := self._tasks.get(row):
-                before.cancel()
+            before = self._tasks.get(row)
             guest = row >= self.settings.first_guest
             game = made(self.settings, guest)
             self.wait_s = game.wait_ms / 1000

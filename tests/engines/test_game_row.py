@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,27 @@ Make = Callable[..., Stage]
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.setattr(game_row, "PAUSE_S", 0.001)
     return lambda *outcomes, **changed: Stage(tmp_path, Written(*outcomes), **changed)
+
+
+def test_a_row_begins_anew_where_its_previous_task_swallowed_the_cancellation(stage: Make):
+    made = stage(1)
+
+    async def swallows() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(20)
+        await asyncio.sleep(20)
+
+    async def begin_anew() -> bool:
+        before = asyncio.ensure_future(swallows())
+        await asyncio.sleep(0)
+        life = asyncio.ensure_future(Row(made.table, 0, 1, made.game).live(before))
+        while not made.told:
+            await asyncio.sleep(0.001)
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+        return before.cancelled()
+
+    assert asyncio.run(asyncio.wait_for(begin_anew(), 20))
 
 
 def test_a_game_ends_and_the_next_begins_in_the_same_step(stage: Make):
