@@ -59,15 +59,16 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # module for runs that are copied to another place; 165 and a module for plan-cluster; 130 and a module for envs that
 # ask to be replaced; 60 and a module for the total variation. 105 and a module for evaluations that call the networks
 # directly; 62 for products of dense inputs and stored rows. 36 for the number of EnvPool's threads by a trial. Then
-# 13,900 lines and 59 modules became fasttrain_deploy, _integrations, _kernels, _report and _studies.
+# 13,900 lines and 59 modules became fasttrain_deploy, _integrations, _kernels, _report and _studies. 20 for commands of
+# other packages and values that are spelt as they are typed; 7 of engines: rows whose tasks swallow a cancellation.
 CEILINGS = {
-    "fasttrain": {"lines": 34_065, "modules": 154, ": Any": 593},
+    "fasttrain": {"lines": 34_073, "modules": 154, ": Any": 593},
     "fasttrain_deploy": {"lines": 948, "modules": 4, ": Any": 15},
-    "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
+    "fasttrain_engines": {"lines": 3_192, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
     "fasttrain_integrations": {"lines": 2_471, "modules": 11, ": Any": 65},
-    "fasttrain_kernels": {"lines": 3_703, "modules": 13, ": Any": 24},
-    "fasttrain_report": {"lines": 2_696, "modules": 13, ": Any": 2},
+    "fasttrain_kernels": {"lines": 3_704, "modules": 13, ": Any": 24},
+    "fasttrain_report": {"lines": 2_697, "modules": 13, ": Any": 2},
     "fasttrain_studies": {"lines": 4_121, "modules": 18, ": Any": 9},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
     # SharedMemoryVecEnv, 33 the public names.
@@ -96,7 +97,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-LABORATORY = {"scripts": 331, "benchmarks": 5_169, "tests": 53_630}
+LABORATORY = {"scripts": 331, "benchmarks": 5_169, "tests": 53_667}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -145,8 +146,8 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 # SubprocVecEnv ended, and make paths absolute; 100 show how old transitions were, let envs go on during updates, and
 # let envs rest in an evaluation; 20 ask whether actors of a cluster collect; 110 and a file replace envs that ask for
 # it; 50 end updates above a total variation, and copy a run to another place. Pages of runs, which are drawn at the
-# end, are not of src/fasttrain any more. One function spells values as they are typed.
-COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 139}, "training": {"files": 66, "lines": 17_050}}
+# end, are not of src/fasttrain any more. Two functions spell values as they are typed.
+COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 140}, "training": {"files": 66, "lines": 17_050}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:
