@@ -159,7 +159,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def test_a_row_begins_anew_where_its_previous_task_swallowed_the_cancellation(stage: Make):
-    made = stage(1)
+    made = stage(Decision([1]))
 
     async def swallows() -> None:
         with suppress(asyncio.CancelledError):
