@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Variables with which numba, PyTorch, oneDNN, MKL, numpy and JAX use no more than AVX2. MKL ignores it on AMD's CPUs.
+# Variables with which numba, PyTorch, oneDNN, MKL, numpy and JAX use no more than AVX2, and fasttrain no bf16.
 NARROW = {
     "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma", "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",

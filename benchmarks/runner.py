@@ -45,16 +45,15 @@ def sides_of(work: Work, peers: bool, against: Path | None = None) -> list[Side]
 def measure(work: Work, side: Side, turn: int) -> Sample:
     """One measurement in a fresh process.
 
-    A checkout with benchmarks of its own is measured by them, which know its insides; one without by these.
-
-    Raises:
-        SystemExit: it failed.
+    A checkout with benchmarks of its own is measured by them, which know its insides; one without by these. Kernels are
+    compiled before the first step, however short the training is. Raises SystemExit: it failed.
     """
     root = side.checkout if (side.checkout / "benchmarks" / "__main__.py").is_file() else ROOT
     places = [str(side.checkout / "src"), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "one", work.name, side.measurement, str(turn)],
-        capture_output=True, text=True, cwd=root, env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True, text=True, cwd=root,
+        env={"FASTTRAIN_ENGINE_SWITCH_AT": "0", **os.environ, "PYTHONPATH": os.pathsep.join(places)},
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{work.name}, {side.label}: failed\n{done.stderr[-2000:]}{done.stdout[-1000:]}")

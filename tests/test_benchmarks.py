@@ -52,6 +52,18 @@ def test_every_work_is_described_and_the_targets_are_measured() -> None:
         work.chosen(["nothing"])
 
 
+def test_a_result_with_the_instructions_of_avx2_alone_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured, file = list[str | None](), tmp_path / "results.jsonl"
+    monkeypatch.setattr(program.os, "environ", dict(program.os.environ))
+    monkeypatch.setattr(runner, "run", lambda *_: measured.append(program.os.environ.get("NUMBA_CPU_NAME")) or {})
+    monkeypatch.setattr(report, "section", lambda _: [])
+    for words, name in (([], None), (["--narrow"], "haswell")):
+        program.main(["run", "gemm-forward", "--json", str(file), *words])
+        assert measured.pop() == name
+    texts = [json.loads(line)["machine"] for line in file.read_text().splitlines()]
+    assert ["AVX2 alone" in text for text in texts] == [False, True]
+
+
 def test_the_account_counts_each_layer_and_each_phase_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from torch import nn

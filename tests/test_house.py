@@ -62,7 +62,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 13,900 lines and 59 modules became fasttrain_deploy, _integrations, _kernels, _report and _studies. 20 for commands of
 # other packages and values that are spelt as they are typed; 7 of engines: rows whose tasks swallow a cancellation.
 CEILINGS = {
-    "fasttrain": {"lines": 34_073, "modules": 154, ": Any": 593},
+    "fasttrain": {"lines": 34_074, "modules": 154, ": Any": 593},
     "fasttrain_deploy": {"lines": 948, "modules": 4, ": Any": 15},
     "fasttrain_engines": {"lines": 3_192, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
@@ -97,7 +97,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-LABORATORY = {"scripts": 331, "benchmarks": 5_169, "tests": 53_667}
+LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_683}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

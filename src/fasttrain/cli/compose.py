@@ -355,7 +355,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         override = next((one for one in overrides if key_of(one) == "algo"), "algo")
         return f"{override}: its YAML file has no key `name`; set it to one of {', '.join(ALGORITHMS)}"
     if merged := re.search(r"Error merging override (\S+=.*)", text):
-        return f"{merged[1]}: {'expected a mapping' if '=[' in merged[1] else 'this value does not fit there'}"
+        is_mapping = "=[" in merged[1] and not merged[1].startswith("hydra.")
+        return f"{merged[1]}: {'expected a mapping' if is_mapping else 'this value does not fit there'}"
     if key := re.search(r"Could not override '([^']+)'", text):
         below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # below the typed key
         algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]

@@ -190,7 +190,7 @@ class Progress:
     def mark(self) -> None:
         """Store the time at the start of a rollout, so that rates cover whole rollouts and updates.
 
-        They begin with the first update: before it, DQN and SAC only collect, which can be 30 times faster.
+        They begin with the first update: before it, DQN and SAC only collect, which is much faster than learning.
         """
         now = time.perf_counter()
         if not self.updates:

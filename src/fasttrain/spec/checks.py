@@ -19,7 +19,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
 from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
-from fasttrain.spec.setting import did_you_mean, flags_of, named
+from fasttrain.spec.setting import did_you_mean, flags_of
 from fasttrain.terminal import value_text
 
 MAX_N_STEPS = 128  # limit of buffers/n_step.py
@@ -191,8 +191,6 @@ def _check_policy(config: Config) -> None:
 
 
 def _check_stepping(config: Config) -> None:
-    for entry in config.env.wrappers:
-        named(entry, "wrapper", "env.wrappers")
     env, backend = config.env, backend_of(config.env)
     if config.vec_env == "vector" and backend is None and env.id is None:
         raise ConfigError(

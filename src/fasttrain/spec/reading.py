@@ -196,6 +196,8 @@ def _build_env(env: Any) -> EnvConfig:
             _tell_moved(f"env.{key}={path}", now)
             env = {**env, key: now}
     config = build(EnvConfig, env, "env.")
+    for entry in config.wrappers:
+        named(entry, "wrapper", "env.wrappers")
     if config.game is not None:
         config = _with_game(config)
     if (config.id is None) == (config.entry_point is None):
