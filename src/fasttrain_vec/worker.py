@@ -156,9 +156,12 @@ class Worker:
         return factories, envs, masks
 
     def _loop(self) -> None:
-        control, channel = self.control, self.channel
+        control, channel, spin_s = self.control, self.channel, self.settings.spin_s
+        waited_s = 0.0
         while True:
-            acquire(channel.go, self.settings.spin_s)
+            replied = time.perf_counter()
+            acquire(channel.go, spin_s if waited_s < spin_s else 0.0)  # after a long wait the next may be long, too
+            waited_s = time.perf_counter() - replied
             # Read the request's number now: the trainer may give up waiting and post another request before the reply.
             command, request = control[COMMAND], control[REQUEST]
             if command == CLOSE:

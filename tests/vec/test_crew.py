@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fasttrain.errors import EnvError
-from fasttrain_vec.crew import Crew, CrewOptions
+from fasttrain_vec.crew import SPIN_S, WORKER_SPIN_S, Crew, CrewOptions
 from fasttrain_vec.replacing import SEED_STRIDE, successor_seed
 from fasttrain_vec.worker_memory import NO_ROW, ROW
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
@@ -70,15 +70,17 @@ def test_envs_are_split_in_order_and_evenly(num_envs: int, num_workers: int, exp
     crew.close()
 
 
-@pytest.mark.parametrize(("cores", "workers", "spins"), [(2, None, False), (3, 2, True)])
-def test_one_worker_per_core_and_the_trainer_spins_only_where_there_is_one_to_spare(
-    cores: int, workers: int | None, spins: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cores", "workers", "spins", "long"), [(2, None, False, True), (3, 2, True, True), (1, 2, False, False)]
+)
+def test_one_worker_per_core_and_who_spins_how_long_depends_on_the_cores(
+    cores: int, workers: int | None, spins: bool, long: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("fasttrain_vec.crew.usable_cores", lambda: cores)
     crew = crew_of(walkers(3), num_workers=workers)
     assert crew.num_workers == 2
     assert (crew.spin_s > 0) is spins
-    assert all(worker.settings.spin_s > 0 for worker in crew.workers)
+    assert {worker.settings.spin_s for worker in crew.workers} == {WORKER_SPIN_S if long else SPIN_S}
     crew.close()
 
 
