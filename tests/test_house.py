@@ -60,9 +60,11 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # ask to be replaced; 60 and a module for the total variation. 105 and a module for evaluations that call the networks
 # directly; 62 for products of dense inputs and stored rows. 36 for the number of EnvPool's threads by a trial. Then
 # 13,900 lines and 59 modules became fasttrain_deploy, _integrations, _kernels, _report and _studies. 20 for commands of
-# other packages and values that are spelt as they are typed; 2 for the usual mask, without a search; 7 of engines: rows whose tasks swallow a cancellation.
+# other packages and values that are spelt as they are typed; 2 for the usual mask, without a search; 16 for kernels
+# that write where the rollout is stored, which makes PPO on 8 CartPoles 1.16 times as fast (five runs in turn). 7 of
+# engines: rows whose tasks swallow a cancellation.
 CEILINGS = {
-    "fasttrain": {"lines": 34_076, "modules": 154, ": Any": 593},
+    "fasttrain": {"lines": 34_092, "modules": 154, ": Any": 593},
     "fasttrain_deploy": {"lines": 948, "modules": 4, ": Any": 15},
     "fasttrain_engines": {"lines": 3_192, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
@@ -72,7 +74,7 @@ CEILINGS = {
     "fasttrain_studies": {"lines": 4_121, "modules": 18, ": Any": 9},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
     # SharedMemoryVecEnv, 33 the public names, 7 workers that spin longer.
-    "fasttrain_vec": {"lines": 2_466, "modules": 10, ": Any": 27},
+    "fasttrain_vec": {"lines": 2_464, "modules": 10, ": Any": 27},
 }
 
 
@@ -97,7 +99,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_685}
+LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_702}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -122,11 +124,12 @@ def test_settings_are_not_above_their_ceiling() -> None:
 
 # What one iteration enters of src/fasttrain and src/fasttrain_vec, without the game and compiled code. 6 lines of PPO
 # are the traces of older rollouts, and envs that go on during an update; 3 let actors of a cluster fill the rollout; 3
-# end an update above a total variation. One of the kernels asks whether activations have their default arguments.
+# end an update above a total variation. One of the kernels asks whether activations have their default arguments; one
+# and 22 lines let them write where the rollout is stored.
 PATH_CEILINGS = {
     # one line of ppo and of recurrent: the views of the storage; two of kernels: rests of one step, all at once
     "ppo": {"files": 8, "functions": 86, "lines": 906},
-    "kernels": {"files": 12, "functions": 85, "lines": 895},
+    "kernels": {"files": 12, "functions": 86, "lines": 917},
     "recurrent": {"files": 12, "functions": 87, "lines": 894},
     # a hook of the replay buffer instead of two copies of `put`; 12 lines for envs that ask to be replaced
     "dqn": {"files": 14, "functions": 82, "lines": 897},

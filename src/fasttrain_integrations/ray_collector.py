@@ -132,7 +132,7 @@ class Actor:
             game.max_threads = 1
         self.model = build_algorithm(config, self.env, PhaseClock())
         set_random_seed(seed)  # SB3's constructor has seeded all with the training's seed
-        self.model.collector.lends_observations = False
+        self.model.collector.lends = False
         self.seen, self.warnings = NO_NEWS, list[str]()
         self.model.collector.empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", self.warnings.append)
         self._use_engine(self.model.engine.settings, config.fused_update == "on")

@@ -42,9 +42,7 @@ EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
 CLOSE_TIMEOUT_S = 5.0
 SPIN_S = 100e-6  # about the time that a process takes to fall asleep and to wake up
-# How long a worker with a core of its own spins for the next request: the trainer acts and stores in 0.3 to 1 ms. With
-# 100e-6 a training on 64 masked envs of 100 µs, on a virtual machine with two cores, made 0.87 times the steps/s.
-WORKER_SPIN_S = 2e-3
+WORKER_SPIN_S = 2e-3  # of a worker with a core of its own: the trainer acts and stores in 0.3 to 1 ms
 
 
 @dataclass(frozen=True, kw_only=True)

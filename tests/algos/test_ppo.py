@@ -88,16 +88,30 @@ def test_callbacks_see_each_step_and_episodes_are_counted():
     assert [step["n_steps"] for step in recorder.steps] == [*range(8)] * 2
 
 
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
 @pytest.mark.parametrize("make", [native, toy_gym_vec])
-def test_lent_observations_are_the_same_numbers(make: Any):
-    recorder, kept, lent = Recorder(), made(env=make()).learn(80), made(env=make())
-    lent.collector.lends_observations = True
+def test_what_is_lent_to_callbacks_are_the_same_numbers(make: Any, engine: Any):
+    recorder, kept, lent = Recorder(), made(env=make(), engine=engine).learn(80), made(env=make(), engine=engine)
+    lent.collector.lends = True
     lent.learn(80, recorder)
     assert torch.equal(weights(lent), weights(kept))
-    storage = lent.rollout_buffer
-    np.testing.assert_array_equal(storage.observations, kept.rollout_buffer.observations)
-    in_storage = [np.shares_memory(step["new_obs"], storage.observations) for step in recorder.steps[-8:]]
+    storage, last = lent.rollout_buffer, recorder.steps[-8:]
+    for name in ("observations", "actions", "values", "log_probs"):
+        np.testing.assert_array_equal(getattr(storage, name), getattr(kept.rollout_buffer, name))
+    in_storage = [np.shares_memory(step["new_obs"], storage.observations) for step in last]
     assert in_storage == [make is native] * 7 + [False], "written where it is stored, but for the last of the rollout"
+    for name in ("values", "log_probs", "actions"):
+        shared = {np.shares_memory(step[name], getattr(storage.storage, name)) for step in last}
+        assert shared == {engine == "kernels"}, "kernels write where it is stored"
+
+
+def test_kernels_write_the_actions_of_a_box_where_they_are_stored():
+    kept = made(PPO, "Pendulum-v1", engine="kernels", batch_size=4).learn(16)
+    lent = made(PPO, "Pendulum-v1", engine="kernels", batch_size=4)
+    lent.collector.lends = True
+    lent.learn(16)
+    assert torch.equal(weights(lent), weights(kept))
+    np.testing.assert_array_equal(lent.rollout_buffer.actions, kept.rollout_buffer.actions)
 
 
 def test_a_callback_can_stop_the_run():

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.utils import obs_as_tensor
 
 from fasttrain.accelerators.layout import Place, keys_of, make_layout
 from fasttrain.algos.causes import blame, why_no_action
@@ -22,7 +21,7 @@ from fasttrain.algos.devices import EngineSettings
 from fasttrain.algos.engine import Engine, PolicyStep, Statistics
 from fasttrain.algos.policy_view import LOST, OUTPUT
 from fasttrain.algos.step import PPOWork, explained_variance_term
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, flat_rows
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, each_array, flat_rows
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage
 from fasttrain.errors import EnvError
@@ -71,6 +70,7 @@ class KernelEngine(Engine):
         self._acting_lists, self._rollout_lists = empty_lists(0, 0, 0), empty_lists(0, 0, 0)
         self._order: Int64Array = np.arange(0)
         self._drawn: Iterator[Float32Array] = iter(())
+        self._lent: Iterator[tuple[Any, ...]] = iter(())  # see `RolloutStorage.places_to_act`
 
     def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
         return make_layout(policy)
@@ -80,9 +80,10 @@ class KernelEngine(Engine):
         own = {id(place.parameter) for place in self._places}
         return policy is self.policy and own == {id(parameter) for parameter in policy.parameters()}
 
-    def begin(self, rollout: RolloutStorage | None = None) -> None:
+    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:
         """Read the parameters, and draw the random numbers for all steps of `rollout`."""
         self.pack()
+        self._lent = rollout.places_to_act() if rollout is not None and lends else iter(())
         steps, envs = (0, 0) if rollout is None else (rollout.num_steps, rollout.num_envs)
         self.noise, self.given = self._random(steps, envs) if self.given is None else self.given, None
         self._drawn = iter(self.noise)
@@ -100,29 +101,35 @@ class KernelEngine(Engine):
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
         """Like `Engine.act`. Random numbers are from torch's global stream; `begin` draws them for a whole rollout."""
-        seen = flat_rows(observations, self._keys)
-        count = len(seen)
+        rows = flat_rows(observations, self._keys)
+        count = len(rows)
         masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks)
         drawn = next(self._drawn, None)
         if drawn is None or len(drawn) != count:
             drawn = self._random(count)
-        scratch, acted = self._scratch_for(count), self._room_for(count)
+        scratch, lent = self._scratch_for(count), next(self._lent, None)
+        acted = self._room_for(count, lent)
         remembered, after = self._remembered(memory, scratch)
-        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, seen, masks, drawn,
+        total = self._call(self._acting_choice, len(scratch.gradients), act_rows, rows, masks, drawn,
                            *self._lists_for(count), self._flat, self.layout, scratch, remembered, acted)  # fmt: skip
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         actions, points, values, log_probs = acted
         chosen: Any = points if self._continuous else actions[:, 0] if self._single else actions
-        stored = RolloutRow(
-            obs_as_tensor(observations, CPU), torch.from_numpy(chosen), torch.from_numpy(values)[:, None],
-            torch.from_numpy(log_probs), None if action_masks is None else torch.from_numpy(masks),
-            getattr(memory, "states", None),
-        )  # fmt: skip
+        if lent is None:
+            outputs = torch.from_numpy(chosen), torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
+        else:
+            outputs = lent[3], lent[4], lent[5]
+        legal = None if action_masks is None else torch.from_numpy(masks)
+        seen = each_array(torch.from_numpy, observations)
+        stored = RolloutRow(seen, *outputs, legal, getattr(memory, "states", None))
         return PolicyStep(chosen, stored, after)
 
-    def _room_for(self, count: int) -> Acted:
-        """Arrays for the results of acting in `count` envs."""
+    def _room_for(self, count: int, lent: tuple[Any, ...] | None = None) -> Acted:
+        """Arrays for the results of acting in `count` envs: those of `lent`, or new ones."""
+        if lent is not None:
+            none = np.empty((count, 0), np.int64 if self._continuous else np.float32)
+            return (none, *lent[:3]) if self._continuous else (lent[0], none, *lent[1:3])
         choices, points = (0, int(self.layout.dims[0])) if self._continuous else (len(self.layout.dims), 0)
         actions, values = np.empty((count, choices), np.int64), np.empty((2, count), np.float32)
         return actions, np.empty((count, points), np.float32), values[0], values[1]

@@ -122,8 +122,8 @@ class Engine(ABC):
         """Whether the engine was made for this policy as it is now. Called before each rollout and each update."""
         return policy is self.policy and policy.device == self.device
 
-    def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks need nothing here
-        """Read the present weights, and draw the random numbers for a `rollout` that is filled step by step."""
+    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:  # noqa: B027 - Q-networks
+        """Read the weights and draw a rollout's random numbers. `lends`: `act` may return views of the rollout."""
 
     @abstractmethod
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
@@ -187,7 +187,7 @@ class TorchEngine(Engine):
         """The fastest `PolicyView` for the present policy, with the same numbers as the policy's own methods."""
         return view_of(self.policy, self.policy.action_space, self.precision)
 
-    def begin(self, rollout: RolloutStorage | None = None) -> None:
+    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:
         self.view = self.new_view()
         if self.compiled is not None:
             self.compiled.attach(self.view)
@@ -230,7 +230,7 @@ class Collector:
 
     def __init__(self) -> None:
         self.clock = PhaseClock()
-        self.lends_observations = False  # True: callbacks get `new_obs` as a view of the storage, not as a copy
+        self.lends = False  # True: callbacks may get views of the storage in place of copies, until the next rollout
         self.schedule = "lockstep"  # "lockstep", "first_ready" or "continuous"
         self.continuous: Any = None  # a `Continuous`; only with schedule=continuous
         self.sampler = Direct()  # draws batches from the replay buffer

@@ -93,7 +93,7 @@ class JointEngine(Engine):
             kernels = eligible is not None and not eligible.policy_reason(own)
             self.engines.append(eligible.KernelEngine(own, settings) if kernels else TorchEngine(own, EngineSettings()))
 
-    def begin(self, rollout: RolloutStorage | None = None) -> None:
+    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:
         for engine in self.engines:
             engine.begin()  # no rollout, because the number of a policy's rows is known only at each step
 

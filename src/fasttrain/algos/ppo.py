@@ -289,7 +289,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
         callback.on_rollout_start()  # checkpoints are taken here, before the rollout's random numbers are drawn
     engine: Any = model.engine_now()
     groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
-    engine.begin(None if groups else rollout)
+    engine.begin(None if groups else rollout, model.collector.lends)
     if source.fill is not None:
         complete = source.fill(model, engine, rollout, use_masking, callback)
     elif groups is None:
@@ -316,7 +316,7 @@ def _in_lockstep(
     collector, clock, policy = model.collector, model.collector.clock, model.policy
     guarded, normalizer = engine.guard is not None, model._vec_normalize_env
     continuous = isinstance(model.action_space, spaces.Box)
-    last, memory, lends = model._last_obs, model.memory(), collector.lends_observations and source.reuses_arrays
+    last, memory, lends = model._last_obs, model.memory(), collector.lends and source.reuses_arrays
     for step in range(rollout.num_steps):
         clock.enter("env_step")  # reading masks counts as the env's time
         masks = None

@@ -259,6 +259,15 @@ class RolloutStorage:
         rows = {key: stored[step].numpy() for key, stored in self._observations.items()}
         return rows if self._keyed else rows[""]
 
+    def places_to_act(self) -> Iterator[tuple[Any, ...]]:
+        """For each step of a storage on the CPU: where an engine may write what it computes in this step, as arrays and
+        as tensors. Actions (N, K), values (N,), log-probabilities (N,); the same as the tensors of a `RolloutRow`.
+        """
+        if not self._actions.is_cpu:
+            return iter(())
+        rows = self._actions[..., 0] if self._discrete else self._actions, self._values[..., None], self._log_probs
+        return zip(self._actions.numpy(), self._values.numpy(), self._log_probs.numpy(), *rows, strict=True)
+
     def place_masks(self, step: int) -> BoolArray | None:
         """Like `place_observations`, for the masks (N, A)."""
         return None if self._masks is None or self.device.type != "cpu" else self._masks[step].numpy()

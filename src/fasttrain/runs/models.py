@@ -77,7 +77,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
         ours: Any = _joint(config, env, clock, given) if config.policies else _made(config, fast, policy, env, given)
     ours.time_with(clock)
-    ours.collector.lends_observations = True  # they may be views: the run's callback keeps none of them
+    ours.collector.lends = True  # they may be views: the run's callback keeps none of them
     if spec.on_policy:
         ours.collector.schedule = config.schedule
         ours.reuse = Reuse(algo.reuse) if getattr(algo, "reuse", 1) > 1 else None

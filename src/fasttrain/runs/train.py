@@ -228,7 +228,7 @@ def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_cal
     if (replay := callbacks.replay_dict(model)) is not None:  # say the full size: buffers take memory as they fill
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
     if has_callbacks and isinstance(model, Fast):
-        model.collector.lends_observations = False
+        model.collector.lends = False
     if engines_of(env) is None:  # external engines: their workers have checked eval.env_kwargs
         check_evaluation(model, config)
     return model
