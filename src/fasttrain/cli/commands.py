@@ -19,7 +19,7 @@ from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
 from fasttrain.spec.config import Config
-from fasttrain.spec.precedence import TYPED, key_of, typed_twice_message
+from fasttrain.spec.precedence import SHORT, TYPED, key_of, typed_twice_message
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.removed import removal_message
 from fasttrain.spec.setting import did_you_mean
@@ -128,8 +128,7 @@ class _Options(argparse.ArgumentParser):
 
 def spelt_out(command: str, typed: Sequence[str]) -> tuple[str, list[str]]:
     """`train population=8` → `population population.size=8`; also `cluster=ray` → `cluster.engine=ray`."""
-    words = [re.sub(r"^\+*population=(?!\s*[{n])", "population.size=", text) for text in typed]
-    words = [re.sub(r"^\+*cluster=(?!\s*[{n])", "cluster.engine=", text) for text in words]
+    words = [re.sub(r"^\+*(population|cluster)=(?!\s*[{n])", lambda key: f"{SHORT[key[1]]}=", text) for text in typed]
     sized = any(key_of(text) == "population.size" for text in words)
     return "population" if sized and command == "train" else command, words
 

@@ -168,7 +168,10 @@ class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _with_one_hot(self, observation: Any, info: Mapping[str, Any]) -> Any:
         if info.get(self.key) not in self.values:
-            raise EnvSpecError(f"InfoOneHot: info[{self.key!r}] is {info.get(self.key)!r}, not one of {self.values}")
+            values = ", ".join(map(repr, self.values))
+            raise EnvSpecError(
+                f"info[{self.key!r}] is {info.get(self.key)!r}; after every reset and step it must be one of {values}"
+            )
         flags = [value == info[self.key] for value in self.values]
         return np.concatenate([observation, flags], dtype=self.observation_space.dtype)
 

@@ -48,7 +48,7 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
             raise ConfigError(NORMALIZED)
         policy = _policy_in(Path(source), model) if source.endswith(".zip") else _policy_of(Path(source), model)
     except ConfigError as error:
-        raise ConfigError(f"algo.teacher={source}: {error}") from error
+        raise ConfigError(f"algo.teacher={source}: {str(error).removeprefix(f'run={source}: ')}") from error
     policy.set_training_mode(False)
     view, usual = networks_of(policy, model.action_space), model.loss  # type: ignore[attr-defined]
     if view is None:

@@ -62,6 +62,7 @@ ALIASES = {
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
 }
 SETTING_OF = {name: alias.key for name, alias in ALIASES.items()}
+SHORT = {"population": "population.size", "cluster": "cluster.engine"}  # a group with a plain value: population=8
 COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # compiles all kernels before the first step, for comparisons
 PREFIX = "FASTTRAIN_"  # beginning of environment variables of flags and aliases
 # These variables are also read without the prefix. Others, such as ENGINE, may belong to another program.
@@ -243,6 +244,8 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
     for text in overrides:
         with suppress(ConfigError):
             message = message.replace(_for_hydra(text), text).replace(f"++{text}", text)
+        if (key := key_of(text)) in SHORT:
+            message = message.replace(f"{SHORT[key]}={text.partition('=')[2]}", text)
         if here and key_of(text) in PATHS and (path := text.partition("=")[2].strip("'\"").rstrip("/")):
             behind = "[\\w/-]" if path == "." else "[\\w-]"
             whole = rf"(?<![\w./-]){re.escape(str(Path(here, path)))}(?!{behind})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from fasttrain_games.skullking.bots import SEAT_NAMES
 from fasttrain_games.skullking.observation import observation_width
 from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, level_of
 from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED, NUM_ROUNDS
-from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
+from fasttrain_games.skullking.state import ENDED, GAME, UNSTARTED, impossible
 from fasttrain_kernels.kernel_cache import KernelCall
 from fasttrain_kernels.threads import FOLLOW, ThreadChoice, new_team, run
 
@@ -103,20 +105,18 @@ class SkullKingGame(GameBatch):
         self.records["num_players"] = num_players
         self.records["next_rounds"] = 1, NUM_ROUNDS
         self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
-        # In the order of the W_ indices in state.py.
-        self._weights = np.array(
-            [
-                reward_round_scale,
-                reward_win,
-                shaping_bid_made,
-                shaping_bid_error,
-                shaping_trick_won,
-                shaping_trick_toward_bid,
-            ],
-            np.float64,
-        )
-        if self._weights.shape != (NUM_WEIGHTS,) or not np.isfinite(self._weights).all():
-            raise ConfigError(f"the keys for reward and shaping must be finite numbers, got {self._weights.tolist()}")
+        weights = {  # in the order of the W_ indices in state.py
+            "reward_round_scale": reward_round_scale,
+            "reward_win": reward_win,
+            "shaping_bid_made": shaping_bid_made,
+            "shaping_bid_error": shaping_bid_error,
+            "shaping_trick_won": shaping_trick_won,
+            "shaping_trick_toward_bid": shaping_trick_toward_bid,
+        }
+        for name, weight in weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+                raise ConfigError(f"{name}={weight!r}: choose a finite number")
+        self._weights = np.array([*weights.values()], np.float64)
         self.written: tuple[Any, ...] = ()  # array arguments of kernels.write_step
         self.set_opponents(opponents)
 

@@ -38,7 +38,6 @@ MAX_PLAYS = MAX_PLAYERS * NUM_ROUNDS
 
 # Indices into the vector of reward weights (6,) float64.
 W_ROUND, W_WIN, W_BID_MADE, W_BID_ERROR, W_TRICK_WON, W_TRICK_TOWARD_BID = range(6)
-NUM_WEIGHTS = 6
 
 GAME = np.dtype(
     [
