@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
-from fasttrain.cli.profiles import STOCK, profiles, table
+from fasttrain.cli.help import STOCK, profiles, table
 from fasttrain.cli.settings import rows
 
 ROOT = Path(__file__).resolve().parent.parent

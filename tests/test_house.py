@@ -61,14 +61,15 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # directly; 62 for products of dense inputs and stored rows. 36 for the number of EnvPool's threads by a trial. Then
 # 13,900 lines and 59 modules became fasttrain_deploy, _integrations, _kernels, _report and _studies. 20 for commands of
 # other packages and values that are spelt as they are typed; 2 for the usual mask, without a search; 16 for kernels
-# that write where the rollout is stored, which makes PPO on 8 CartPoles 1.16 times as fast (five runs in turn). 7 of
-# engines: rows whose tasks swallow a cancellation.
+# that write where the rollout is stored, which makes PPO on 8 CartPoles 1.16 times as fast (five runs in turn). 107 and
+# a module are of integrations now, Prometheus; three modules joined others. 7 of engines: rows whose tasks swallow a
+# cancellation.
 CEILINGS = {
-    "fasttrain": {"lines": 34_092, "modules": 154, ": Any": 593},
+    "fasttrain": {"lines": 33_960, "modules": 150, ": Any": 592},
     "fasttrain_deploy": {"lines": 948, "modules": 4, ": Any": 15},
     "fasttrain_engines": {"lines": 3_192, "modules": 14, ": Any": 16},
-    "fasttrain_games": {"lines": 4_885, "modules": 34, ": Any": 14},
-    "fasttrain_integrations": {"lines": 2_471, "modules": 11, ": Any": 65},
+    "fasttrain_games": {"lines": 4_884, "modules": 34, ": Any": 14},
+    "fasttrain_integrations": {"lines": 2_578, "modules": 12, ": Any": 67},
     "fasttrain_kernels": {"lines": 3_704, "modules": 13, ": Any": 24},
     "fasttrain_report": {"lines": 2_697, "modules": 13, ": Any": 2},
     "fasttrain_studies": {"lines": 4_121, "modules": 18, ": Any": 9},
@@ -99,7 +100,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_702}
+LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_701}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -150,7 +151,7 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 # let envs rest in an evaluation; 20 ask whether actors of a cluster collect; 110 and a file replace envs that ask for
 # it; 50 end updates above a total variation, and copy a run to another place. Pages of runs, which are drawn at the
 # end, are not of src/fasttrain any more. Two functions spell values as they are typed.
-COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 140}, "training": {"files": 66, "lines": 17_050}}
+COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 140}, "training": {"files": 65, "lines": 17_000}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:

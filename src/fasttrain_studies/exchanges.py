@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fasttrain.errors import ConfigError
-from fasttrain.runs.exchange import Exchange
+from fasttrain.runs.warm_start import Exchange
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config

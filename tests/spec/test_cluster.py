@@ -28,7 +28,7 @@ CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "num_envs=3", "checkup=off")
         (("cluster=ray", "reward_debug=true"), "cluster=ray with reward_debug: actors send the infos of episode ends"),
         (("cluster.actors=4",), "cluster.actors has no effect without cluster=ray"),
         (("cluster=ray", "cluster.address=10.0.0.7:6379"), "start the cluster with RAY_AUTH_MODE=token"),
-        (("cluster=slurm",), "cluster.engine=slurm: not one of off, ray"),
+        (("cluster=slurm",), "cluster=slurm: not one of off, ray"),
         (("cluster=ray",), "cluster=ray needs Ray"),
     ],
 )

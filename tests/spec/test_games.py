@@ -117,11 +117,13 @@ def test_without_the_default_game_there_is_cartpole(fasttrain, typed, monkeypatc
     [
         ("env.game=nowhere_at_all:GAME", "env.game=nowhere_at_all:GAME cannot be loaded: ModuleNotFoundError: "),
         ("env.game=skulking", "no game is called 'skulking'; did you mean 'skullking'?; there are "),
+        ("env=CartPole-v1", "env=CartPole-v1: no such env, choose from atari, go, gym, "),
         ("env=skulking", "env=skulking: no such env, choose from atari, go, gym, "),
     ],
 )
 def test_a_game_that_cannot_be_had_is_one_line(fasttrain: RunCommand, typed: str, told: str):
-    fasttrain(typed, "algo=ppo").refused(f"error: {told}", "did you mean 'skullking'?" if "skulking" in typed else "")
+    meant = {"env=CartPole-v1": "did you mean env.id=CartPole-v1?", "env.game=nowhere_at_all:GAME": ""}
+    fasttrain(typed, "algo=ppo").refused(f"error: {told}", meant.get(typed, "did you mean 'skullking'?"))
 
 
 def test_an_id_is_made_as_its_game_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -29,9 +29,8 @@ from fasttrain.algos.continuous import LONGEST, continued, going_on
 from fasttrain.algos.engine import Fast, Statistics, TorchEngine, note_episodes
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
-from fasttrain.algos.reuse import Reuse
+from fasttrain.algos.reuse import Reuse, update_within
 from fasttrain.algos.step import PPOStep, PPOWork, Terms, check_terms, faster_adam, micro_batches
-from fasttrain.algos.variation import update_within
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
@@ -51,7 +50,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     _masked: ClassVar[bool]  # whether the algorithm takes action masks
     dims: list[int]  # sizes of the sub-actions; their sum is a mask's width
     reuse: Reuse | None = None  # updates use the last few rollouts; None: only the newest
-    target_tv: float | None = None  # see `variation.py`
+    target_tv: float | None = None  # see `reuse.py`
     learning_rate_scale = 1.0  # factor of the learning rate; less than 1 only with `target_tv`
 
     def _setup_model(self) -> None:

@@ -215,7 +215,8 @@ class Composer:
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
-        for name, game in games_by_name(names or {DEFAULT}, bool(own)).items():
+        names |= {DEFAULT} if len(names) != 1 else set()  # a sweep over envs is first composed without them
+        for name, game in games_by_name(names, bool(own)).items():
             folders[game.conf] = None
             if game.conf is None and not any(Path(folder, "env", f"{name}.yaml").is_file() for folder in own):
                 ConfigStore.instance().store(name, {"game": name}, group="env")
@@ -380,6 +381,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
                 f"{group}={name}: no such launcher; pip install hydra-{name.partition('_')[0]}-launcher adds its plugin"
             )
         hint = plugins.hint(name, choices) + broken_engines_text()
+        if group == "env" and re.search(r"-v\d+$", name):
+            hint = f"; did you mean env.id={name}?"
         return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
     return ""
 

@@ -28,7 +28,6 @@ from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.folders import GROUP
 from fasttrain.runs.logs import number_in
-from fasttrain.runs.metrics import PROMETHEUS, check_metrics, endpoint_of
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec import plugins
 from fasttrain.spec.checks import FLAGS
@@ -40,6 +39,7 @@ from fasttrain.spec.setting import Named, named
 T = TypeVar("T")
 
 STEPS = "time/total_timesteps"
+PROMETHEUS = "prometheus"  # no writer: it reads figures when it wants, {logger: prometheus, port: 9100}
 
 
 class ContinuedCSV(CSVOutputFormat):
@@ -73,7 +73,8 @@ class ContinuedCSV(CSVOutputFormat):
 
 def check_loggers(config: Config) -> None:
     """Raises ConfigError if `loggers` has an unknown name or a class that is no logger. Called at the start."""
-    check_metrics(endpoint_of(config))
+    if (metrics := metrics_of(config)) is not None:
+        metrics.check_metrics(metrics.endpoint_of(config))
     for name in (named(entry, "logger", "loggers")[0] for entry in config.loggers or ()):
         if name in ("csv", "stdout", PROMETHEUS) or tracker(name):
             continue
@@ -82,6 +83,12 @@ def check_loggers(config: Config) -> None:
             none = f"{name!r} is none of {', '.join(known)}, nor module:Class"
             raise ConfigError(f"loggers: {none}{plugins.hint(name, known)}")
         callable_at(name, f"loggers: {name}", only=KVWriter)
+
+
+def metrics_of(config: Config) -> Any:
+    """The module `fasttrain_integrations.metrics` if `loggers` names Prometheus; else None."""
+    named_in = [named(entry, "logger", "loggers")[0] for entry in config.loggers or ()]
+    return plugins.load(plugins.INTEGRATIONS, PROMETHEUS) if PROMETHEUS in named_in else None
 
 
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:

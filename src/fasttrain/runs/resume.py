@@ -15,13 +15,13 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs.evaluate import config_of, flags_of
-from fasttrain.runs.exchange import Exchange
 from fasttrain.runs.folders import provenance
 from fasttrain.runs.loggers import cut_logs
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Draw, build, train_to_end
 from fasttrain.runs.view import activity, make_console, say
+from fasttrain.runs.warm_start import Exchange
 from fasttrain.saving.checkpoints import CheckpointFolder, open_checkpoint, problem_of
 from fasttrain.saving.files import lock_folder, read_json
 from fasttrain.spec.config import Config

@@ -6,7 +6,7 @@ checkup → plan → envs → algorithm → learn (with one callback) → model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -38,8 +38,7 @@ from fasttrain.runs.envs import (
 from fasttrain.runs.evaluate import check_evaluation
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear, provenance
-from fasttrain.runs.loggers import UsersCallbacks, check_loggers, log_figures, make_logger
-from fasttrain.runs.metrics import endpoint_of, serving
+from fasttrain.runs.loggers import UsersCallbacks, check_loggers, log_figures, make_logger, metrics_of
 from fasttrain.runs.models import build_algorithm, evaluation_env
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.phases import Phases
@@ -156,7 +155,10 @@ def _train(run: Parts, overrides: Sequence[str], draw: Draw) -> None:
 def learn(run: Parts) -> PerfWindow:
     """Train until `total_timesteps`, a stopping rule or a signal. Returns how long each phase took."""
     run.startup_s = process_age_s()
-    with serving(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
+    served: Any = nullcontext()
+    if (metrics := metrics_of(run.config)) is not None:
+        served = metrics.serving(metrics.endpoint_of(run.config), run.progress, run.env, run.model)
+    with served, run.live:
         more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
         run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
         window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # measured before the last checkpoint

@@ -11,8 +11,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
 from accelerated import weights
-from fasttrain.algos.reuse import Reuse
-from fasttrain.algos.variation import FACTOR, total_variation
+from fasttrain.algos.reuse import FACTOR, Reuse, total_variation
 from toys import Bits
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs import metrics
-from fasttrain.runs.metrics import Endpoint, check_metrics, serving
 from fasttrain.runs.progress import Progress
 from fasttrain_engines.stats import Tally, figures
+from fasttrain_integrations import metrics
+from fasttrain_integrations.metrics import Endpoint, check_metrics, serving
 
 ENGINES = {
     "decisions": 90, "forced": 10, "refused": 3, "games": 8, "engine_ms": 4.0, "network_ms": 0.5, "decode_ms": 0.25,
@@ -75,11 +75,7 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
     check_metrics(settings)
 
 
-def test_without_a_port_nothing_is_needed(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    nothing: Any = None
-    check_metrics(None)
-    with serving(None, nothing, nothing, nothing):
-        pass
     with pytest.raises(ConfigError, match=r"loggers: prometheus: .* pip install 'fasttrain\[metrics\]'"):
         check_metrics(Endpoint(9100))

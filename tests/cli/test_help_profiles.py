@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fasttrain.cli.profiles import profiles, table
+from fasttrain.cli.help import profiles, table
 
 
 def cells(profile: str) -> dict[str, list[str]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fasttrain.runs.exchange import Exchange
+from fasttrain.runs.warm_start import Exchange
 
 
 def test_an_exchange_belongs_to_one_checkpoint(tmp_path: Path):

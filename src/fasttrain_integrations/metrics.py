@@ -14,11 +14,10 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.errors import ConfigError
 from fasttrain.runs.envs import engines_of
+from fasttrain.runs.loggers import PROMETHEUS
 from fasttrain.runs.progress import Progress
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import named
-
-PROMETHEUS = "prometheus"  # its entry in `loggers`: {logger: prometheus, port: 9100}
 
 
 class Endpoint(NamedTuple):
@@ -28,22 +27,18 @@ class Endpoint(NamedTuple):
     host: str = "127.0.0.1"  # only this machine can read the figures
 
 
-def endpoint_of(config: Config) -> Endpoint | None:
-    """The endpoint that `loggers` names for Prometheus, or None. Raises ConfigError if it names no port."""
+def endpoint_of(config: Config) -> Endpoint:
+    """The endpoint that `loggers` names for Prometheus. Raises ConfigError if it names no port."""
     entries = (named(entry, "logger", "loggers") for entry in config.loggers or ())
-    given = next((given for name, given in entries if name == PROMETHEUS), None)
-    if given is None:
-        return None
+    given = next(given for name, given in entries if name == PROMETHEUS)
     port, host = given.get("port"), given.get("host", Endpoint(0).host)
     if {*given} - {"port", "host"} or not (isinstance(port, int) and 1 <= port <= 65535 and isinstance(host, str)):
         raise ConfigError(f"loggers: {PROMETHEUS}: expected {{logger: prometheus, port: 9100}}, perhaps with host")
     return Endpoint(port, host)
 
 
-def check_metrics(endpoint: Endpoint | None) -> None:
+def check_metrics(endpoint: Endpoint) -> None:
     """Raises ConfigError if the package is missing or the port is taken. Called before anything starts."""
-    if endpoint is None:
-        return
     try:
         import_module("prometheus_client")
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
@@ -57,11 +52,8 @@ def check_metrics(endpoint: Endpoint | None) -> None:
 
 
 @contextmanager
-def serving(endpoint: Endpoint | None, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
+def serving(endpoint: Endpoint, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
     """Serve the figures at the endpoint inside the block."""
-    if endpoint is None:
-        yield
-        return
     prometheus = import_module("prometheus_client")
     registry = prometheus.CollectorRegistry()
     registry.register(Figures(progress, env, model))
