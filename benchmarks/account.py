@@ -211,8 +211,7 @@ def section(name: str, arguments: Sequence[str], need: Mapping[str, float], took
 def write(names: Sequence[str], say: Callable[[str], None]) -> Path:
     """Measure the jobs and write `benchmarks/reports/DATE-account.md`.
 
-    Raises:
-        SystemExit: there is such a page. A page is a record: it is not written over.
+    Raises SystemExit: there is such a page, which is a record.
     """
     place = report.REPORTS / f"{datetime.date.today()}-account.md"
     if place.exists():

@@ -48,18 +48,19 @@ def commit_of(checkout: Path) -> str:
 
 
 def machine_line(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """`2 cores, AMD EPYC, 23 GB, x86_64, Linux`; `cores` are those that this process may use."""
+    """`2 cores, AMD EPYC, AVX2, 23 GB, x86_64, Linux`; `cores` are those that this process may use."""
     from fasttrain.machine import usable_cores
 
-    cpu, memory = platform.processor(), ""
+    cpu, memory, widest = platform.processor(), "", ""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = f"{size / 2**30:.0f} GB"
     with contextlib.suppress(OSError):
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
-    limit = "instructions up to AVX2 alone" * (NARROW.items() <= os.environ.items())
-    parts = [f"{usable_cores()} cores", cpu, limit, memory, platform.machine(), platform.system()]
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+        cpu = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), cpu)
+        widest = "AVX-512" if " avx512f " in text else "AVX2" * (" avx2 " in text)
+    widest = "instructions up to AVX2 alone" if NARROW.items() <= os.environ.items() else widest
+    parts = [f"{usable_cores()} cores", cpu, widest, memory, platform.machine(), platform.system()]
     return ", ".join(dict.fromkeys(part for part in parts if part))
 
 
