@@ -62,12 +62,12 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 13,900 lines and 59 modules became fasttrain_deploy, _integrations, _kernels, _report and _studies. 20 for commands of
 # other packages and values that are spelt as they are typed; 2 for the usual mask, without a search; 16 for kernels
 # that write where the rollout is stored, which makes PPO on 8 CartPoles 1.16 times as fast (five runs in turn). 107 and
-# a module are of integrations now, Prometheus; three modules joined others. 7 of engines: rows whose tasks swallow a
+# a module are of integrations now, Prometheus; three modules joined others. 8 of engines: rows whose tasks swallow a
 # cancellation.
 CEILINGS = {
-    "fasttrain": {"lines": 33_960, "modules": 150, ": Any": 592},
+    "fasttrain": {"lines": 33_969, "modules": 150, ": Any": 592},
     "fasttrain_deploy": {"lines": 948, "modules": 4, ": Any": 15},
-    "fasttrain_engines": {"lines": 3_192, "modules": 14, ": Any": 16},
+    "fasttrain_engines": {"lines": 3_193, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_884, "modules": 34, ": Any": 14},
     "fasttrain_integrations": {"lines": 2_578, "modules": 12, ": Any": 67},
     "fasttrain_kernels": {"lines": 3_704, "modules": 13, ": Any": 24},

@@ -78,7 +78,8 @@ class Go(EngineGame):
         errs: float = 0.0,
     ) -> None:
         if size not in range(5, len(LETTERS) + 1) or level not in range(1, 11) or colour not in COLOURS:
-            raise ValueError("expected a size from 5 to 19, a level from 1 to 10, and colour=both, black or white")
+            typed = f"size={size}, level={level}, colour={colour}"
+            raise ValueError(f"{typed}: a size is from 5 to 19, a level from 1 to 10, a colour both, black or white")
         if komi is not None and not isinstance(komi, (int, float)):
             raise ValueError(f"komi={komi} is no number")
         if not 0.0 <= errs <= 1.0 or (most_moves is not None and most_moves < 1):

@@ -17,6 +17,7 @@ from fasttrain.batch import BoolArray
 from fasttrain.envs.masks import AdaptsOld, is_legal, property_of
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.spec.infos import enemy_turn_ms
+from fasttrain.terminal import value_text
 
 
 class Stagger(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -202,7 +203,7 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], inputs: Iterable[str]) -> None:
         super().__init__(env)
-        space, what = env.observation_space, f"algo.memory_inputs={[*inputs]}: env {env.unwrapped}"
+        space, what = env.observation_space, f"algo.memory_inputs={value_text([*inputs])}: env {env.unwrapped}"
         shapes = {"action": (spaces.flatdim(env.action_space),), "reward": (1,)}
         parts = {f"last_{name}": spaces.Box(-np.inf, np.inf, shapes[name]) for name in inputs}
         self._zeros = {name: np.zeros(part.shape, np.float32) for name, part in parts.items()}

@@ -25,6 +25,7 @@ from fasttrain.spec.backends import OF_VECTORS, SINGLE, VECTOR, Backend, backend
 from fasttrain.spec.config import Config
 from fasttrain.spec.policies import WRAPPER
 from fasttrain.spec.reading import env_kwargs, is_self_play, memory_inputs, uses_masks
+from fasttrain.terminal import value_text
 from fasttrain.vec.base import SlotVecEnv, copy_observations
 from fasttrain.vec.vector import GymVecEnv, registered
 
@@ -46,7 +47,7 @@ def check_native_options(config: Config) -> None:
     }
     if config.env.backend == SINGLE and config.vec_env != VECTOR:
         asked["env.max_episode_steps"] = env.max_episode_steps
-        batch, way_out = f"the native batch of {env.id}: its kernels lack this option", "vec_env=dummy or shared"
+        batch, way_out = f"the native batch of {env.id} (compiled code, which lacks it)", "vec_env=dummy or shared"
     else:
         backend = backend_for(config)
         batch, way_out = backend.what, backend.instead
@@ -57,7 +58,7 @@ def check_native_options(config: Config) -> None:
             batch = f"env.backend={backend.name}: {batch}"
     for key, value in asked.items():
         if value:
-            raise ConfigError(f"{key}={value} does not go with {batch}; remove it, or use {way_out}")
+            raise ConfigError(f"{key}={value_text(value)} does not go with {batch}; remove it, or use {way_out}")
 
 
 def has_vector_form(config: Config) -> bool:

@@ -21,11 +21,12 @@ from torch.nn import functional
 
 from fasttrain.batch import BoolArray
 from fasttrain.envs.names import callable_at
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, naming
 from fasttrain.runs.demonstrations import Demonstrations, Player, check_actions, read_demonstrations, record
 from fasttrain.runs.envs import with_statistics
 from fasttrain.runs.evaluate import evaluate_both, load_run
 from fasttrain.runs.parts import Parts
+from fasttrain.runs.spaces import check_same_spaces
 from fasttrain.runs.train import open_run
 from fasttrain.runs.view import activity, say, show_quality
 from fasttrain.saving.env_state import own_random_state
@@ -114,10 +115,8 @@ class _Policy:
     def __init__(self, of: str, env: VecEnv) -> None:
         finished = load_run(Path(of))
         self.model: Any = finished.model
-        for name in ("observation_space", "action_space"):
-            its, own = getattr(self.model, name), getattr(env, name)
-            if its != own:
-                raise ConfigError(f"clone.of={of}: its {name} is {its}, this environment's is {own}")
+        with naming(f"clone.of={of}"):
+            check_same_spaces(self.model, env, "this environment's")
         if finished.config.algo.spec.recurrent:
             raise ConfigError(f"clone.of={of}: a recurrent policy cannot be recorded; name a run of another algorithm")
         normalizer = None

@@ -108,6 +108,16 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
         raise EnvSpecError(f"{has}, {lacks}")
 
 
+def check_same_spaces(model: object, own: object, whose: str) -> None:
+    """Raises ConfigError if observations or actions of a model are not those of `own`, an env or another model."""
+    for name in ("observation_space", "action_space"):
+        both = [getattr(each, name) for each in (model, own)]
+        if both[0] != both[1]:
+            short = both[0].shape != both[1].shape  # then the limits do not matter
+            its, mine = (f"{type(one).__name__} {one.shape}" if short and one.shape else _line(one) for one in both)
+            raise ConfigError(f"its {name} is {its}, {whose} is {mine}")
+
+
 def _parts(observation: spaces.Space[Any]) -> dict[Any, Any]:
     return dict(observation.spaces) if isinstance(observation, spaces.Dict) else {"": observation}
 

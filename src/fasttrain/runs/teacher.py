@@ -21,6 +21,7 @@ from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.errors import ConfigError, naming
 from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.models import read_model_file
+from fasttrain.runs.spaces import check_same_spaces
 from fasttrain.runs.warm_start import MODEL, differences
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import Config
@@ -72,10 +73,7 @@ def _policy_of(folder: Path, model: BaseAlgorithm) -> Any:
         raise ConfigError(one_of(folder / MODEL, finished.config.policies))
     if "obs" in finished.config.env.normalize:
         raise ConfigError(NORMALIZED)
-    for name in ("observation_space", "action_space"):
-        mine, its = getattr(model, name), getattr(finished.model, name)
-        if mine != its:
-            raise ConfigError(f"its {name} is {its}, this run's is {mine}")
+    check_same_spaces(finished.model, model, "this run's")
     return finished.model.policy.to(model.device)
 
 
