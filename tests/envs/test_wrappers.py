@@ -171,7 +171,7 @@ def test_other_numbers_become_floats(dtype: Any):
 def test_other_observations_are_refused(seen: Any, message: str):
     with pytest.raises(EnvSpecError, match=message) as error:
         MemoryInputs(Steps(seen=seen), ["reward"])
-    assert str(error.value).startswith("algo.memory_inputs=['reward']: env <")
+    assert str(error.value).startswith("algo.memory_inputs=[reward]: env <")
     assert "\n" not in str(error.value)
 
 
