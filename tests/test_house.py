@@ -75,7 +75,7 @@ CEILINGS = {
     "fasttrain_studies": {"lines": 4_121, "modules": 18, ": Any": 9},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
     # SharedMemoryVecEnv, 33 the public names, 7 workers that spin longer.
-    "fasttrain_vec": {"lines": 2_464, "modules": 10, ": Any": 27},
+    "fasttrain_vec": {"lines": 2_466, "modules": 10, ": Any": 27},
 }
 
 
@@ -100,7 +100,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_704}
+LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_705}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

@@ -36,12 +36,11 @@ from fasttrain_vec.worker_memory import (
     SharedBlock,
     check_spaces,
 )
-from fasttrain_vec.worker_start import Bell
+from fasttrain_vec.worker_start import SPIN_S, Bell
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
 CLOSE_TIMEOUT_S = 5.0
-SPIN_S = 100e-6  # about the time that a process takes to fall asleep and to wake up
 WORKER_SPIN_S = 2e-3  # of a worker with a core of its own: the trainer acts and stores in 0.3 to 1 ms
 
 

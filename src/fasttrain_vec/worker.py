@@ -39,7 +39,7 @@ from fasttrain_vec.worker_memory import (
     Layout,
     receive_block,
 )
-from fasttrain_vec.worker_start import Bell, Channel, DeadlineError, acquire
+from fasttrain_vec.worker_start import SPIN_S, Bell, Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
@@ -160,7 +160,7 @@ class Worker:
         waited_s = 0.0
         while True:
             replied = time.perf_counter()
-            acquire(channel.go, spin_s if waited_s < spin_s else 0.0)  # after a long wait the next may be long, too
+            acquire(channel.go, spin_s if waited_s < spin_s else SPIN_S)  # after a long wait the next may be long, too
             waited_s = time.perf_counter() - replied
             # Read the request's number now: the trainer may give up waiting and post another request before the reply.
             command, request = control[COMMAND], control[REQUEST]

@@ -355,6 +355,9 @@ class Channel(NamedTuple):
                 raise DeadlineError
 
 
+SPIN_S = 100e-6  # about the time that a process takes to fall asleep and to wake up
+
+
 def acquire(semaphore: Any, spin_s: float, timeout_s: float | None = None) -> bool:
     """Take `semaphore`: spin for `spin_s`, then sleep. Returns False after `timeout_s`."""
     until = time.perf_counter() + spin_s

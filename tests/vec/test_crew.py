@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from fasttrain.errors import EnvError
-from fasttrain_vec.crew import SPIN_S, WORKER_SPIN_S, Crew, CrewOptions
+from fasttrain_vec.crew import WORKER_SPIN_S, Crew, CrewOptions
 from fasttrain_vec.replacing import SEED_STRIDE, successor_seed
 from fasttrain_vec.worker_memory import NO_ROW, ROW
+from fasttrain_vec.worker_start import SPIN_S
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
 
 pytestmark = [

@@ -107,7 +107,7 @@ class KernelEngine(Engine):
         drawn = next(self._drawn, None)
         if drawn is None or len(drawn) != count:
             drawn = self._random(count)
-        scratch, lent = self._scratch_for(count), next(self._lent, None)
+        scratch, lent = self._scratch_for(count), next((each for each in self._lent if len(each[1]) == count), None)
         acted = self._room_for(count, lent)
         remembered, after = self._remembered(memory, scratch)
         total = self._call(self._acting_choice, len(scratch.gradients), act_rows, rows, masks, drawn,
@@ -123,7 +123,7 @@ class KernelEngine(Engine):
         legal = None if action_masks is None else torch.from_numpy(masks)
         seen = each_array(torch.from_numpy, observations)
         stored = RolloutRow(seen, *outputs, legal, getattr(memory, "states", None))
-        return PolicyStep(chosen, stored, after)
+        return PolicyStep(chosen if lent is None else chosen.copy(), stored, after)  # an env may keep its actions
 
     def _room_for(self, count: int, lent: tuple[Any, ...] | None = None) -> Acted:
         """Arrays for the results of acting in `count` envs: those of `lent`, or new ones."""
