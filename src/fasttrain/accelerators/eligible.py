@@ -111,10 +111,10 @@ def kernels_of(algorithm: Any) -> type[Engine]:
 
 
 class Watch:
-    """Stores the result of `unsupported_reason`. At each DQN update `holds` checks in 3 µs if this result is outdated.
+    """Stores the result of `unsupported_reason`. At each rollout and update `holds` checks in 3 µs if it is outdated.
 
-    `holds` detects hooks, methods set on instances, frozen parameters, and a new policy, optimizer, buffer or
-    normalizer. Other changes, for example of a class, take effect at the next `learn`.
+    `holds` detects hooks, methods set on instances, frozen parameters, other options of an optimizer, and a new
+    policy, optimizer, buffer or normalizer. Other changes, for example of a class, take effect at the next `learn`.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -122,7 +122,7 @@ class Watch:
         modules = [*algorithm.policy.modules()]
         self._owned = [vars(each) for each in (*self._parts[:3], *modules)]
         self._hooks = [getattr(each, name) for each in modules for name in _HOOKS]
-        optimizers = optimizers_of(algorithm.policy)
+        self._optimizers = optimizers = optimizers_of(algorithm.policy)
         self._owned += [*map(vars, optimizers)]
         self._hooks += [getattr(each, name) for each in optimizers for name in _STEP_HOOKS]
         self._learned = [each for _, own in _learned(algorithm.policy) for each in own]
@@ -134,7 +134,9 @@ class Watch:
 
     def _state(self) -> tuple[Any, ...]:
         hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in self._learned)
-        return sum(map(len, self._owned)), any(self._hooks), hooked, [each.requires_grad for each in self._learned]
+        options = [{**group, "params": None, "lr": None} for each in self._optimizers for group in each.param_groups]
+        frozen = [each.requires_grad for each in self._learned]
+        return sum(map(len, self._owned)), any(self._hooks), hooked, frozen, options
 
 
 def _parts_of(algorithm: Any) -> tuple[Any, ...]:

@@ -70,7 +70,6 @@ class KernelEngine(Engine):
         self._acting_lists, self._rollout_lists = empty_lists(0, 0, 0), empty_lists(0, 0, 0)
         self._order: Int64Array = np.arange(0)
         self._drawn: Iterator[Float32Array] = iter(())
-        self._lent: Iterator[tuple[Any, ...]] = iter(())  # see `RolloutStorage.places_to_act`
 
     def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
         return make_layout(policy)
@@ -80,10 +79,9 @@ class KernelEngine(Engine):
         own = {id(place.parameter) for place in self._places}
         return policy is self.policy and own == {id(parameter) for parameter in policy.parameters()}
 
-    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:
+    def begin(self, rollout: RolloutStorage | None = None) -> None:
         """Read the parameters, and draw the random numbers for all steps of `rollout`."""
         self.pack()
-        self._lent = rollout.places_to_act() if rollout is not None and lends else iter(())
         steps, envs = (0, 0) if rollout is None else (rollout.num_steps, rollout.num_envs)
         self.noise, self.given = self._random(steps, envs) if self.given is None else self.given, None
         self._drawn = iter(self.noise)
@@ -99,7 +97,7 @@ class KernelEngine(Engine):
         for place, (value, _, _) in self._views:
             value.copy_(place.parameter.detach())
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         """Like `Engine.act`. Random numbers are from torch's global stream; `begin` draws them for a whole rollout."""
         rows = flat_rows(observations, self._keys)
         count = len(rows)
@@ -107,8 +105,7 @@ class KernelEngine(Engine):
         drawn = next(self._drawn, None)
         if drawn is None or len(drawn) != count:
             drawn = self._random(count)
-        scratch, lent = self._scratch_for(count), next((each for each in self._lent if len(each[1]) == count), None)
-        acted = self._room_for(count, lent)
+        scratch, acted = self._scratch_for(count), self._room_for(count, into)
         remembered, after = self._remembered(memory, scratch)
         total = self._call(self._acting_choice, len(scratch.gradients), act_rows, rows, masks, drawn,
                            *self._lists_for(count), self._flat, self.layout, scratch, remembered, acted)  # fmt: skip
@@ -116,20 +113,20 @@ class KernelEngine(Engine):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         actions, points, values, log_probs = acted
         chosen: Any = points if self._continuous else actions[:, 0] if self._single else actions
-        if lent is None:
-            outputs = torch.from_numpy(chosen), torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
-        else:
-            outputs = lent[3], lent[4], lent[5]
+        if into is not None:
+            stored = into.row if memory is None else into.row._replace(lstm_states=memory.states)
+            return PolicyStep(chosen.copy(), stored, after)  # a copy, because an env may keep its actions
+        outputs = torch.from_numpy(chosen), torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
         legal = None if action_masks is None else torch.from_numpy(masks)
         seen = each_array(torch.from_numpy, observations)
-        stored = RolloutRow(seen, *outputs, legal, getattr(memory, "states", None))
-        return PolicyStep(chosen if lent is None else chosen.copy(), stored, after)  # an env may keep its actions
+        return PolicyStep(chosen, RolloutRow(seen, *outputs, legal, getattr(memory, "states", None)), after)
 
-    def _room_for(self, count: int, lent: tuple[Any, ...] | None = None) -> Acted:
-        """Arrays for the results of acting in `count` envs: those of `lent`, or new ones."""
-        if lent is not None:
+    def _room_for(self, count: int, into: Any = None) -> Acted:
+        """Arrays for the results of acting in `count` envs: those of `into`, or new ones."""
+        if into is not None:
             none = np.empty((count, 0), np.int64 if self._continuous else np.float32)
-            return (none, *lent[:3]) if self._continuous else (lent[0], none, *lent[1:3])
+            chosen, points = (none, into.actions) if self._continuous else (into.actions, none)
+            return chosen, points, into.values, into.log_probs
         choices, points = (0, int(self.layout.dims[0])) if self._continuous else (len(self.layout.dims), 0)
         actions, values = np.empty((count, choices), np.int64), np.empty((2, count), np.float32)
         return actions, np.empty((count, points), np.float32), values[0], values[1]

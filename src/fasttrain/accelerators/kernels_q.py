@@ -70,7 +70,7 @@ class KernelQEngine(Engine):
         """Whether every tensor of `policy` is still the view that this engine created."""
         return policy is self.policy and self.flat.holds() and self.target.holds()
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         """The best legal actions; 0 where no action is legal."""
         return PolicyStep(self.q_values(observations, action_masks)[1].reshape(-1, *self._shape))
 

@@ -66,7 +66,7 @@ class KernelSACEngine(Engine):
         """Whether every tensor of `policy` is still the view that this engine created."""
         return policy is self.policy and self._actor.holds() and self._critics.holds() and self._targets.holds()
 
-    def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         """Draw actions from -1 to 1. Raises EnvError: an action is not finite."""
         seen = self._features(observations if self._plain else self.policy.obs_to_tensor(observations)[0])
         noise = self._noise(len(seen))

@@ -40,7 +40,7 @@ from fasttrain.batch import (
 )
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.recurrent import Memory
-from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, TensorObservations
+from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, StepViews, TensorObservations, write_observations
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.infos import sb3_statistics
@@ -122,12 +122,14 @@ class Engine(ABC):
         """Whether the engine was made for this policy as it is now. Called before each rollout and each update."""
         return policy is self.policy and policy.device == self.device
 
-    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:  # noqa: B027 - Q-networks
-        """Read the weights and draw a rollout's random numbers. `lends`: `act` may return views of the rollout."""
+    def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks
+        """Read the weights, and draw the random numbers for a whole rollout."""
 
     @abstractmethod
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         """Choose actions for observations (n, ...) on the host with masks (n, A); None: all actions are legal.
+
+        `into`: `StepViews` that hold these observations and masks, so that kernels can write the rest there.
 
         Raises:
             EnvError: no action can be drawn because a number is not finite.
@@ -187,12 +189,12 @@ class TorchEngine(Engine):
         """The fastest `PolicyView` for the present policy, with the same numbers as the policy's own methods."""
         return view_of(self.policy, self.policy.action_space, self.precision)
 
-    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:
+    def begin(self, rollout: RolloutStorage | None = None) -> None:
         self.view = self.new_view()
         if self.compiled is not None:
             self.compiled.attach(self.view)
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         seen, masks = to_device(observations, action_masks, self.device, self.pinned)
         try:
             with torch.no_grad():
@@ -235,7 +237,7 @@ class Collector:
         self.continuous: Any = None  # a `Continuous`; only with schedule=continuous
         self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
-        self.watch: Any = None  # an `eligible.Watch`; only DQN and SAC have one
+        self.watch: Any = None  # an `eligible.Watch`
         self.source: SlotSource | None = None  # steps the env and has its results
         self._env: VecEnv | None = None
 
@@ -245,18 +247,16 @@ class Collector:
             self._env, self.source = env, slots_of(env)
         return self.source
 
-    def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> EnvStep:
-        """Step all envs. `place`: arrays to write the observations into; None: new arrays."""
+    def step(self, source: SlotSource, actions: NDArray[Any], into: StepViews | None = None) -> EnvStep:
+        """Step all envs. `into`: where the observations are stored, to write them there; None: new arrays."""
         self.clock.enter("env_step")
         source.step_slots(actions)
         self.clock.enter("buffer")
         slots = source.slots
         observations: Any = slots.observations
-        if source.reuses_arrays and place is None:
+        if source.reuses_arrays and into is None:
             observations = copy_observations(observations)
-        elif source.reuses_arrays:
-            each_array(np.copyto, place, observations)
-            observations = place
+        observations = write_observations(into, observations)
         rewards = np.array(slots.rewards, np.float32)
         return EnvStep(observations, rewards, slots.terminations | slots.truncations, source.infos())
 
@@ -286,7 +286,7 @@ class Collector:
 
 def note_episodes(model: BaseAlgorithm, infos: list[dict[str, Any]], dones: BoolArray) -> None:
     """Update SB3's running statistics with the episodes that ended in this step."""
-    ended = np.flatnonzero(dones)
+    ended = dones.nonzero()[0]
     if len(ended):
         model._update_info_buffer([sb3_statistics(infos[index]) for index in ended], dones[ended])
 
@@ -329,7 +329,6 @@ class Fast(BaseAlgorithm):
     engine: Engine
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
-    _updates_often: ClassVar[bool] = False  # True: keep `unsupported_reason` until the model changes
     bootstrap_truncated = bootstrap_truncated  # also a method, so that subclasses can override it
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
@@ -355,6 +354,10 @@ class Fast(BaseAlgorithm):
             self.engine = engine = self._new_engine(engine.settings, engine)
         return engine
 
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
+        self.collector.watch = None  # classes may have changed
+        return super()._setup_learn(*args, **kwargs)
+
     def time_with(self, clock: PhaseClock) -> None:
         """Measure the phases of training with `clock`."""
         self.collector.clock = self.engine.clock = clock
@@ -372,8 +375,8 @@ class Fast(BaseAlgorithm):
         if watch is not None and watch.holds(self):
             return watch.reason  # type: ignore[no-any-return]
         eligible, reason = find_kernels()
-        if eligible is None or not self._updates_often:
-            return reason if eligible is None else eligible.unsupported_reason(self)
+        if eligible is None:
+            return reason
         self.collector.watch = watch = eligible.Watch(self)  # computing the reason takes longer than an update of DQN
         return watch.reason  # type: ignore[no-any-return]
 

@@ -93,11 +93,11 @@ class JointEngine(Engine):
             kernels = eligible is not None and not eligible.policy_reason(own)
             self.engines.append(eligible.KernelEngine(own, settings) if kernels else TorchEngine(own, EngineSettings()))
 
-    def begin(self, rollout: RolloutStorage | None = None, lends: bool = False) -> None:
+    def begin(self, rollout: RolloutStorage | None = None) -> None:
         for engine in self.engines:
             engine.begin()  # no rollout, because the number of a policy's rows is known only at each step
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         parts, stored, changed = self.policy.owners.rows(observations), list[RolloutRow](), list[tuple[int, Any, Any]]()
         for number, rows in parts:
             view = self.policy.owners.views[number]

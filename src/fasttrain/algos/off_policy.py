@@ -38,7 +38,6 @@ def without_threads_left(learn: Learn) -> Learn:
 
     @wraps(learn)
     def learn_and_close(self: OffPolicy, *args: Any, **kwargs: Any) -> Any:
-        self.collector.watch = None
         try:
             return learn(self, *args, **kwargs)
         finally:
@@ -50,7 +49,6 @@ def without_threads_left(learn: Learn) -> Learn:
 class OffPolicy(Fast, OffPolicyAlgorithm):
     """The base of DQN and SAC. If the replay buffer is no `ReplayStorage`, SB3's own loops run."""
 
-    _updates_often = True
     dims: list[int]  # sizes of the sub-actions; their sum is a mask's width
     use_masking = False
     prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: uniform replay

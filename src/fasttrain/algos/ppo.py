@@ -10,6 +10,7 @@ import operator
 import warnings
 from contextlib import nullcontext
 from functools import reduce
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +32,7 @@ from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
 from fasttrain.algos.reuse import Reuse, update_within
 from fasttrain.algos.step import PPOStep, PPOWork, Terms, check_terms, faster_adam, micro_batches
-from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, write_observations
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
@@ -288,7 +289,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
         callback.on_rollout_start()  # checkpoints are taken here, before the rollout's random numbers are drawn
     engine: Any = model.engine_now()
     groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
-    engine.begin(None if groups else rollout, model.collector.lends)
+    engine.begin(None if groups else rollout)
     if source.fill is not None:
         complete = source.fill(model, engine, rollout, use_masking, callback)
     elif groups is None:
@@ -315,17 +316,19 @@ def _in_lockstep(
     collector, clock, policy = model.collector, model.collector.clock, model.policy
     guarded, normalizer = engine.guard is not None, model._vec_normalize_env
     continuous = isinstance(model.action_space, spaces.Box)
-    last, memory, lends = model._last_obs, model.memory(), collector.lends and source.reuses_arrays
-    for step in range(rollout.num_steps):
+    last, memory = model._last_obs, model.memory()
+    views = rollout.step_views(use_masking) if collector.lends else [None] * (rollout.num_steps + 1)
+    last = write_observations(views[0], last)
+    for step, (into, following) in enumerate(pairwise(views)):
         clock.enter("env_step")  # reading masks counts as the env's time
         masks = None
         if use_masking:
-            masks = collector.read_masks(source, model.dims, model.num_timesteps, rollout.place_masks(step))
+            masks = collector.read_masks(source, model.dims, model.num_timesteps, into and into.masks)
         clock.enter("action")
         if model.use_sde and model.sde_sample_freq > 0 and step % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)
         try:
-            actions, stored, after = engine.act(last, masks, memory)
+            actions, stored, after = engine.act(last, masks, memory, into)
         except EnvError:  # the outputs are not finite; if an observation is the cause, `check_step` names it
             if guarded:
                 check_step(last, np.zeros(1, np.float32), (), model.num_timesteps)
@@ -335,8 +338,7 @@ def _in_lockstep(
             clipped = clip_actions(model, actions)
             if guarded:
                 check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
-        place = rollout.place_observations(step + 1) if lends else None
-        last, rewards, dones, infos = collector.step(source, clipped, place)
+        last, rewards, dones, infos = collector.step(source, clipped, following)
         finished, resets = source.slots.finished, source.slots.resets
         model.num_timesteps += source.num_envs if resets is None else int(np.count_nonzero(~resets))
         cut = [episode for episode in finished if episode.truncated or episode.lost]

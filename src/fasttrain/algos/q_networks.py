@@ -175,7 +175,7 @@ class TorchQEngine(Engine):
         super().__init__(policy, settings, previous)
         self._dims, self._shape = action_dims(policy.action_space), policy.action_space.shape or ()
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         seen, legal = to_device(observations, action_masks, self.device, self.pinned)
         values = self.q_values(seen)
         best = greedy(values, legal, self._dims)

@@ -62,7 +62,7 @@ class SACEngine(Engine):
 
     kind, float32_only = "torch", "SAC"
 
-    def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
         actions, _ = self.policy.predict(observations)
         return PolicyStep(self.policy.scale_action(actions))
 

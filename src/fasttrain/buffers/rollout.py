@@ -17,7 +17,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations, each_array
 
 TensorObservations = Tensor | dict[str, Tensor]
 
@@ -123,18 +123,27 @@ def _stored(name: str, doc: str) -> Any:
     return property(lambda storage: _host(getattr(storage, f"_{name}")), doc=doc)
 
 
-class _Place(NamedTuple):
-    """A stored tensor (T, N, ...) on the CPU as a numpy array. With it `add` takes 10 µs for 8 CartPoles, not 13."""
+class StepViews(NamedTuple):
+    """Where one step of N envs is stored on the CPU: as tensors, and the same memory as arrays to write into."""
 
-    array: NDArray[Any]
-    shape: tuple[int, ...]  # of one step
-    address: int
-    step_bytes: int
+    row: RolloutRow
+    observations: Observations
+    masks: BoolArray | None  # (N, A)
+    actions: NDArray[Any]  # (N, K)
+    values: Float32Array  # (N,)
+    log_probs: Float32Array  # (N,)
 
-    @classmethod
-    def of(cls, stored: Tensor) -> _Place | None:
-        """None for a tensor on another device."""
-        return cls(stored.numpy(), stored.shape[1:], stored.data_ptr(), stored[0].nbytes) if stored.is_cpu else None
+
+def write_observations(into: StepViews | None, observations: Observations) -> Observations:
+    """Copy observations (N, ...) to where they are stored, and return them there; None: return them as they are."""
+
+    def write(place: NDArray[Any], given: NDArray[Any]) -> None:
+        place[...] = given.reshape(place.shape)
+
+    if into is None:
+        return observations
+    each_array(write, into.observations, observations)
+    return into.observations
 
 
 class RolloutStorage:
@@ -168,7 +177,7 @@ class RolloutStorage:
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.settings = num_steps, num_envs, gamma, gae_lambda
         self.pos, self.full = 0, False
-        self._places: list[_Place | None] = []  # made anew by the first `add` of a rollout
+        self._views: list[StepViews | None] = []  # see `step_views`
         self.left_out: BoolArray | None = None  # (T, N) True: no minibatch contains this row; None: all rows are used
         self._discrete = isinstance(action_space, spaces.Discrete)
         rows = (num_steps, num_envs)
@@ -249,40 +258,35 @@ class RolloutStorage:
         self.pos, self.full = 0, False
         self.left_out = None
 
-    def place_observations(self, step: int) -> Observations | None:
-        """The arrays (N, ...) in which the observations of `step` are stored, so that an env can write into them.
+    def step_views(self, use_masking: bool) -> list[StepViews | None]:
+        """For each step, and one more: where envs and engine can write it, instead of making arrays for each step.
 
-        None after the last step, and if observations are stored on a GPU or with a different shape or dtype.
+        None after the last step. All are None if the storage is on a GPU, if it stores observations with a shape or
+        dtype other than the env's, or if it stores masks and `use_masking` is False.
         """
-        if step >= self.num_steps or not self._as_given:
-            return None
-        rows = {key: stored[step].numpy() for key, stored in self._observations.items()}
-        return rows if self._keyed else rows[""]
+        if not self._as_given or use_masking != (self._masks is not None):
+            return [None] * (self.num_steps + 1)
+        self._views = self._views or [*map(self._view, range(self.num_steps)), None]
+        return self._views
 
-    def places_to_act(self) -> Iterator[tuple[Any, ...]]:
-        """For each step of a storage on the CPU: where an engine may write what it computes in this step, as arrays and
-        as tensors. Actions (N, K), values (N,), log-probabilities (N,); the same as the tensors of a `RolloutRow`.
-        """
-        if not self._actions.is_cpu:
-            return iter(())
-        rows = self._actions[..., 0] if self._discrete else self._actions, self._values[..., None], self._log_probs
-        return zip(self._actions.numpy(), self._values.numpy(), self._log_probs.numpy(), *rows, strict=True)
-
-    def place_masks(self, step: int) -> BoolArray | None:
-        """Like `place_observations`, for the masks (N, A)."""
-        return None if self._masks is None or self.device.type != "cpu" else self._masks[step].numpy()
+    def _view(self, step: int) -> StepViews:
+        parts = {key: stored[step] for key, stored in self._observations.items()}
+        seen, masks = parts if self._keyed else parts[""], None if self._masks is None else self._masks[step]
+        actions, values, log_probs = self._actions[step], self._values[step], self._log_probs[step]
+        row = RolloutRow(seen, actions[:, 0] if self._discrete else actions, values[:, None], log_probs, masks)
+        seen, masks = (each_array(Tensor.numpy, each) for each in (seen, masks))
+        return StepViews(row, seen, masks, actions.numpy(), values.numpy(), log_probs.numpy())
 
     def add(self, row: RolloutRow, rewards: Float32Array, episode_starts: BoolArray) -> None:
         """Store the next vector step of all envs. `rewards` (N,); `episode_starts` (N,)."""
         if self.full:
             raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
-        if self.pos == 0 or not self._places:
-            self._places = [_Place.of(stored) for stored, _ in self._parts(row)]
-        for place, (stored, values) in zip(self._places, self._parts(row), strict=True):
-            if place is None:
-                stored[self.pos].copy_(values.reshape(stored.shape[1:]))
-            elif values.data_ptr() != place.address + self.pos * place.step_bytes:  # else the env has written here
-                place.array[self.pos] = values.numpy(force=True).reshape(place.shape)
+        views = self._views[self.pos] if self._views else None
+        if views is None or row is not views.row:
+            written = set() if views is None else {*map(id, views.row)}
+            for stored, values in self._parts(row):
+                if id(values) not in written:
+                    stored[self.pos].copy_(values.reshape(stored.shape[1:]))
         self.rewards[self.pos], self.episode_starts[self.pos] = rewards, episode_starts
         self.pos += 1
         self.full = self.pos == self.num_steps

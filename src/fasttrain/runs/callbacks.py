@@ -148,13 +148,14 @@ class RunCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         run = self.run
-        with run.clock.phase("log"):
-            if self._checks_steps:
-                step = self.locals
-                check_step(step["new_obs"], step["rewards"], (), self.num_timesteps, self.model._vec_normalize_env)
-            run.progress.env_steps = self.num_timesteps
-            self._collect_episodes()
-            run.live.tick()
+        before = run.clock.enter("log")
+        if self._checks_steps:
+            step = self.locals
+            check_step(step["new_obs"], step["rewards"], (), self.num_timesteps, self.model._vec_normalize_env)
+        run.progress.env_steps = self.num_timesteps
+        self._collect_episodes()
+        run.live.tick()
+        run.clock.enter(before)
         if not self._lends:
             self._evaluate_if_due()
         return self._continues()
@@ -199,7 +200,7 @@ class RunCallback(BaseCallback):
 
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
-        curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
+        curriculum, ended = run.curriculum, dones.nonzero()[0].tolist()
         if "perf" in infos[0]:  # not with lean_info: then the workers add up these times
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in ended:

