@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches
+from fasttrain_kernels import threads
 from fasttrain_kernels.dense import (
     activate,
     add_product,
@@ -32,7 +33,7 @@ from fasttrain_kernels.dense import (
     through_activation,
     worst_of,
 )
-from fasttrain_kernels.jit import fetch, njit_inline, njit_inner, njit_relaxed
+from fasttrain_kernels.jit import fetch, njit_bare, njit_inline, njit_inner, njit_relaxed
 from fasttrain_kernels.nets import (
     Constants,
     Layout,
@@ -59,17 +60,21 @@ class QSettings(NamedTuple):
 
 
 class QScratch(NamedTuple):
-    """Working memory. The nets compute BLOCK rows at once, which stay in the caches. Padding is always zero."""
+    """Working memory for `parts` parts of a minibatch, so that threads can work at the same time.
 
-    inputs: Float32Array  # (BLOCK, inputs)
-    activations: Float32Array  # (BLOCK, S)
-    deltas: Float32Array  # (BLOCK, S) gradients of the activations
-    targets: Float32Array  # (BLOCK,)
-    chosen: Int64Array  # (BLOCK, K) the next actions
+    The nets compute BLOCK rows at once, which stay in the caches. Padding is always zero.
+    """
+
+    inputs: Float32Array  # (parts, BLOCK, inputs)
+    activations: Float32Array  # (parts, BLOCK, S)
+    deltas: Float32Array  # (parts, BLOCK, S) gradients of the activations
+    targets: Float32Array  # (parts, BLOCK)
+    chosen: Int64Array  # (parts, BLOCK, K) the next actions
+    losses: Float64Array  # (parts,) sums over the rows
+    sums: Float32Array  # (parts, F) the gradient of the layers, in the order of `back`
     online: Float32Array  # (F,) layers of the online net for the forward pass
     back: Float32Array  # (F,) layers of the online net for the backward pass
     target: Float32Array  # (F,) layers of the target net for the forward pass
-    sums: Float32Array  # (F,) the gradient of the layers, in the order of `back`
     gradient: Float32Array  # (P,)
     constants: Constants
 
@@ -90,12 +95,6 @@ class QTraining(NamedTuple):
     settings: QSettings
     adam: AdamSettings
     scratch: QScratch
-
-
-@njit_inner
-def copy(source: Float32Array, out: Float32Array) -> None:  # (n,), (n,)
-    for c in range(len(source)):
-        out[c] = source[c]
 
 
 @njit_inner
@@ -120,10 +119,11 @@ def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array, col
         outputs, inputs = pieces[p, OUTPUTS], pieces[p, INPUTS]
         for j in range(outputs):
             at, to = pieces[p, FROM] + j * inputs, pieces[p, BACK] + j * pieces[p, DOWN]
-            if collect:
-                copy(layers[to : to + inputs], parameters[at : at + inputs])
-            else:
-                copy(parameters[at : at + inputs], layers[to : to + inputs])
+            for c in range(inputs):
+                if collect:
+                    parameters[at + c] = layers[to + c]
+                else:
+                    layers[to + c] = parameters[at + c]
 
 
 @njit_inline
@@ -168,15 +168,16 @@ def forward(
 
 
 @njit_inner
-def target_block(update: int, begin: int, end: int, training: QTraining) -> None:
+def target_block(update: int, begin: int, end: int, training: QTraining, part: int) -> None:
     """Compute `scratch.targets`, the targets of the Q-values, for rows `begin` to `end` of a minibatch."""
     batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
-    count, dims, chosen = end - begin, layout.dims, scratch.chosen
-    q_values = q_values_of(scratch.activations, layout)
-    gather(batches.next_observations, batches.next_rows[update, begin:end], scratch.inputs)
+    count, dims, chosen = end - begin, layout.dims, scratch.chosen[part]
+    inputs, activations, targets = scratch.inputs[part], scratch.activations[part], scratch.targets[part]
+    q_values = q_values_of(activations, layout)
+    gather(batches.next_observations, batches.next_rows[update, begin:end], inputs)
     for net in range(0 if settings.double else 1, 2):
         layers = scratch.online if net == 0 else scratch.target
-        forward(layers, layout, settings.dueling, scratch.inputs, count, scratch.activations)
+        forward(layers, layout, settings.dueling, inputs, count, activations)
         if net == 0 or not settings.double:
             for r in range(count):
                 greedy_row(q_values[r], batches.next_masks[update, begin + r], dims, chosen[r])
@@ -184,18 +185,19 @@ def target_block(update: int, begin: int, end: int, training: QTraining) -> None
         at = begin + r
         future = value_of(q_values[r], chosen[r], dims)
         left = (np.float32(1) - batches.dones[update, at]) * batches.discounts[update, at]
-        scratch.targets[r] = batches.rewards[update, at] + left * future
+        targets[r] = batches.rewards[update, at] + left * future
 
 
 @njit_inner
-def error_block(update: int, begin: int, end: int, training: QTraining, errors: Float32Array) -> float:
+def error_block(update: int, begin: int, end: int, training: QTraining, errors: Float32Array, part: int) -> float:
     """Write the absolute temporal difference errors of rows `begin` to `end` into `errors` (U, B), and the gradients of
     loss ÷ B into the head's deltas. Returns the sum of the losses. Errors and losses are means over the sub-actions.
     The activations of the online net are in `scratch`."""
     batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
     dims = layout.dims
     share = np.float32(1.0 / (batches.rows.shape[1] * len(dims)))
-    q_values, deltas = q_values_of(scratch.activations, layout), q_values_of(scratch.deltas, layout)
+    q_values, deltas = q_values_of(scratch.activations[part], layout), q_values_of(scratch.deltas[part], layout)
+    targets = scratch.targets[part]
     weighted, total = len(batches.weights) > 0, 0.0
     for r in range(end - begin):
         at = begin + r
@@ -204,7 +206,7 @@ def error_block(update: int, begin: int, end: int, training: QTraining, errors: 
         deltas[r, :] = 0.0
         column, size_sum, loss_sum = 0, np.float32(0), np.float32(0)
         for k in range(len(dims)):
-            error = q_values[r, column + taken[k]] - scratch.targets[r]
+            error = q_values[r, column + taken[k]] - targets[r]
             size = abs(error)
             size_sum += size
             if settings.huber:
@@ -288,7 +290,25 @@ def are_within(batches: QBatches, dims: Int64Array) -> bool:
     return True
 
 
-@njit_relaxed
+@njit_inner
+def gradient_of_part(update: int, part: int, training: QTraining, errors: Float32Array) -> None:
+    """Compute gradient, losses and errors of one part of the minibatch's rows."""
+    batches, layout, scratch = training.batches, training.layout, training.scratch
+    inputs, activations, parts = scratch.inputs[part], scratch.activations[part], len(scratch.sums)
+    sums, rows = scratch.sums[part], batches.rows[update]
+    first, last = len(rows) * part // parts, len(rows) * (part + 1) // parts
+    sums[:] = 0.0
+    scratch.losses[part] = 0.0
+    for begin in range(first, last, len(inputs)):
+        end = min(begin + len(inputs), last)
+        target_block(update, begin, end, training, part)
+        gather(batches.observations, rows[begin:end], inputs)
+        forward(scratch.online, layout, training.settings.dueling, inputs, end - begin, activations)
+        scratch.losses[part] += error_block(update, begin, end, training, errors, part)
+        backward(scratch.back, layout, end - begin, inputs, activations, scratch.deltas[part], scratch.constants, sums)
+
+
+@njit_bare
 def train_updates(
     training: QTraining,
     online: Float32Array,  # (P,) in and out
@@ -301,33 +321,44 @@ def train_updates(
     norms: Float64Array,  # (U,) out: norm of the gradient of each update
     guarded: bool,  # skip a step if loss or gradient is not finite; the norm is then NaN
     blamed: Int64Array,  # (1,) in and out: index of the first gradient that was not finite; -1: none so far
+    team: Int64Array,
+    me: int,  # this thread's number; all compute gradients, thread 0 takes the optimizer's steps
 ) -> int:
     """U gradient updates, one after another.
 
+    The rows of a minibatch are cut into as many parts as `scratch` has room for. Thread 0 adds the parts in order, so
+    that the result does not depend on the number of threads.
+
     Returns the number of Adam steps; -1 if a row or an action is out of range, then nothing is changed.
     """
-    batches, layout, pieces, adam, scratch = (
-        training.batches, training.layout, training.pieces, training.adam, training.scratch
-    )  # fmt: skip
-    if not are_within(batches, layout.dims):
-        return -1
-    taken, batch, size = 0, batches.rows.shape[1], len(scratch.inputs)
-    lay_ahead(target, pieces, scratch.target)
-    for update in range(len(losses)):
-        lay_ahead(online, pieces, scratch.online)
-        lay_back(online, pieces, scratch.back)
-        scratch.sums[:] = 0.0
-        total = 0.0
-        for begin in range(0, batch, size):
-            end = min(begin + size, batch)
-            target_block(update, begin, end, training)
-            gather(batches.observations, batches.rows[update, begin:end], scratch.inputs)
-            forward(scratch.online, layout, training.settings.dueling, scratch.inputs, end - begin, scratch.activations)
-            total += error_block(update, begin, end, training, errors)
-            backward(scratch.back, layout, end - begin, scratch.inputs, scratch.activations, scratch.deltas,
-                     scratch.constants, scratch.sums)  # fmt: skip
-        lay_back(scratch.gradient, pieces, scratch.sums, True)
-        losses[update] = total / batch
+    batches, pieces, adam, scratch = training.batches, training.pieces, training.adam, training.scratch
+    taken, looks, update, parts = 0, 0, 0, len(scratch.sums)
+    if me == 0:
+        if not are_within(batches, training.layout.dims):
+            return -1
+        lay_ahead(target, pieces, scratch.target)
+    threads.begin_work(team, me, 0)
+    while threads.is_open(team) if me > 0 else update < len(losses):
+        if me == 0:
+            lay_ahead(online, pieces, scratch.online)
+            lay_back(online, pieces, scratch.back)
+            team[threads.NOTE] = update
+            threads.open_pieces(team, parts)
+        part, worked = threads.claim(team, me), False
+        while part >= 0:
+            gradient_of_part(team[threads.NOTE], part, training, errors)
+            threads.fetch_add(team, threads.DONE, 1)
+            part, worked = threads.claim(team, me), True
+        if me > 0:
+            looks = 0 if worked else looks + 1
+            threads.rest(looks)
+            continue
+        threads.wait_for(team, threads.DONE, parts)
+        for other in range(1, parts):
+            for c in range(scratch.sums.shape[1]):
+                scratch.sums[0, c] += scratch.sums[other, c]
+        lay_back(scratch.gradient, pieces, scratch.sums[0], True)
+        losses[update] = scratch.losses.sum() / batches.rows.shape[1]
         norms[update] = clip_and_adam(online, scratch.gradient, exp_avg, exp_avg_sq, first_step + taken,
                                       adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm,
                                       losses[update], guarded)  # fmt: skip
@@ -335,6 +366,8 @@ def train_updates(
             taken += 1
         elif blamed[0] < 0:
             blamed[0] = worst_of(scratch.gradient)
+        update += 1
+    threads.end_work(team, me)
     return taken
 
 
@@ -351,13 +384,13 @@ def act_rows(
     actions: Int64Array,  # (N, K) out: the greedy legal actions, 0 where none is legal
 ) -> Any:
     """Q-values and greedy actions. Returns the sum of the values, which is finite only if all are finite."""
-    size, choices = len(scratch.inputs), layout.dims.sum()
+    inputs, activations, choices = scratch.inputs[0], scratch.activations[0], layout.dims.sum()
     lay_ahead(parameters, pieces, scratch.online)
-    every, outputs = np.arange(len(observations)), q_values_of(scratch.activations, layout)
+    every, size, outputs = np.arange(len(observations)), len(inputs), q_values_of(activations, layout)
     for begin in range(0, len(observations), size):
         block = every[begin : begin + size]
-        gather(observations, block, scratch.inputs)
-        forward(scratch.online, layout, dueling, scratch.inputs, len(block), scratch.activations)
+        gather(observations, block, inputs)
+        forward(scratch.online, layout, dueling, inputs, len(block), activations)
         for r in range(len(block)):
             i = block[r]
             q_values[i] = outputs[r, :choices]

@@ -20,6 +20,7 @@ from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, best_values, chosen_values, greedy
 from fasttrain.batch import QBatches
 from fasttrain_kernels.q import QSettings
+from fasttrain_kernels.threads import ThreadChoice
 from q_blocks import make_batches, trained
 
 PARTS = (slice(0, 2), slice(2, 6))  # of six updates, in two calls
@@ -79,9 +80,10 @@ def torch_loss(policy: Any, batches: QBatches, update: int, settings: QSettings)
 
 def fused_gradients(policy: Any, batches: QBatches, settings: QSettings) -> tuple[list[Any], float, Any]:
     """Of the first update, by which the policy's weights are others than those of a copy afterwards."""
-    kernels, loss = KernelQEngine(policy, EngineSettings()), "huber" if settings.huber else "mse"
+    kernels, loss = KernelQEngine(policy, EngineSettings(threads=2)), "huber" if settings.huber else "mse"
     losses, errors, _ = trained(kernels, batches, double=settings.double, loss=loss, max_grad_norm=1e9)
-    return kernels.flat.views_of(torch.from_numpy(kernels._scratch.gradient)), losses[0], errors[0]
+    (scratch,) = kernels._scratch.values()
+    return kernels.flat.views_of(torch.from_numpy(scratch.gradient)), losses[0], errors[0]
 
 
 def worst_error(policy: Any, batches: QBatches, settings: QSettings) -> float:
@@ -161,6 +163,21 @@ def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_no
         assert state["step"] == other["step"] == 6
         torch.testing.assert_close(state["exp_avg"], other["exp_avg"], rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(state["exp_avg_sq"], other["exp_avg_sq"], rtol=1e-3, atol=1e-6)
+
+
+def test_threads_change_nothing_but_the_order_of_sums(monkeypatch: pytest.MonkeyPatch):
+    batches = make_batches(9, 5, 6, 301, masked=True, weighted=True)
+
+    def learned(parts: int, on_threads: bool) -> list[Any]:
+        monkeypatch.setattr(ThreadChoice, "next", lambda _: on_threads)
+        policy = make_policy(9, 5, [33, 9])
+        results = trained(KernelQEngine(policy, EngineSettings(threads=parts)), batches, double=True)
+        return [*results, *(parameter.detach().numpy() for parameter in policy.parameters())]
+
+    alone, together = learned(4, False), learned(4, True)
+    for one, other, whole in zip(alone, together, learned(1, False), strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, whole, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("field", ["observations", "next_observations", "rewards"])

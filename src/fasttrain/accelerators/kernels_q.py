@@ -26,9 +26,11 @@ from fasttrain.buffers.prefetch import Replay
 from fasttrain.errors import EnvError
 from fasttrain_kernels.kernel_cache import KernelCall
 from fasttrain_kernels.q import QScratch, QSettings, QTraining, act_rows, train_updates
+from fasttrain_kernels.threads import FOLLOW, ThreadChoice, new_team
 
 OUTPUT = "the net's output (Q-values)"  # name of the output in messages
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
+ROWS_PER_THREAD = 64  # rows of a minibatch for each thread; with fewer rows a second thread saves little time
 _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 
 
@@ -49,22 +51,31 @@ class KernelQEngine(Engine):
         self.dueling = isinstance(policy.q_net, DuelingQNetwork)
         self.actions, self.inputs = int(self.layout.dims.sum()), int(policy.q_net.features_dim)
         self.flat, self.target = Flat(chain.parameters, policy, policy.modules()), Flat(target.parameters)
-        constants = constants_of(row_size)
-        block = len(constants.every)
-        self._scratch = QScratch(
-            inputs=zeros(block, self.layout.inputs),
-            activations=zeros(block, row_size),
-            deltas=zeros(block, row_size),
-            targets=zeros(block),
-            chosen=np.zeros((block, len(self.layout.dims)), np.int64),
-            online=zeros(layers_size),
-            back=zeros(layers_size),
-            target=zeros(layers_size),
-            sums=zeros(layers_size),
-            gradient=zeros(len(self.flat.values)),
-            constants=constants,
-        )
+        self._layers_size, self._constants = layers_size, constants_of(row_size)
+        self._scratch: dict[int, QScratch] = {}  # number of parts → working memory
+        self._choice = ThreadChoice()
         self._bad = np.full(1, -1)  # flat index of the first gradient that is not finite; -1: none
+
+    def _scratch_for(self, rows: int) -> QScratch:
+        """Working memory for minibatches of `rows` rows, with one part for each thread that these rows can use."""
+        parts = max(1, min(self.settings.threads, rows // ROWS_PER_THREAD))
+        if parts not in self._scratch:
+            block, row_size = len(self._constants.every), len(self._constants.zeros)
+            self._scratch[parts] = QScratch(
+                inputs=zeros(parts, block, self.layout.inputs),
+                activations=zeros(parts, block, row_size),
+                deltas=zeros(parts, block, row_size),
+                targets=zeros(parts, block),
+                chosen=np.zeros((parts, block, len(self.layout.dims)), np.int64),
+                losses=np.zeros(parts),
+                sums=zeros(parts, self._layers_size),
+                online=zeros(self._layers_size),
+                back=zeros(self._layers_size),
+                target=zeros(self._layers_size),
+                gradient=zeros(len(self.flat.values)),
+                constants=self._constants,
+            )
+        return self._scratch[parts]
 
     def fits(self, policy: Any) -> bool:
         """Whether every tensor of `policy` is still the view that this engine created."""
@@ -86,7 +97,7 @@ class KernelQEngine(Engine):
         values = np.empty((count, self.actions), np.float32)
         actions = np.empty((count, len(self.layout.dims)), np.int64)
         total = self._call(act_rows, seen, masks, self.flat.arrays[0], self.layout, self.pieces, self.dueling,
-                           self._scratch, values, actions)  # fmt: skip
+                           self._scratch_for(1), values, actions)  # fmt: skip
         if not np.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
@@ -139,9 +150,10 @@ class KernelQEngine(Engine):
         first_step = self.flat.steps + 1
         settings = QSettings(work.double_q, work.loss == "huber", self.dueling)
         self._bad[0] = -1
-        training = QTraining(batches, self.layout, self.pieces, settings, adam, self._scratch)
-        taken = self._call(train_updates, training, online, target, *moments, first_step, losses, errors, norms,
-                           guarded, self._bad)  # fmt: skip
+        scratch = self._scratch_for(batches.rows.shape[1])
+        training = QTraining(batches, self.layout, self.pieces, settings, adam, scratch)
+        taken = self._train(len(scratch.sums), training, online, target, *moments, first_step, losses, errors, norms,
+                            guarded, self._bad, runs=count)  # fmt: skip
         if taken < 0:
             raise IndexError("a sampled row is not in the storage, or an action is not one of the policy's")
         self.flat.stepped(taken)
@@ -149,6 +161,9 @@ class KernelQEngine(Engine):
 
     def _call(self, kernel: Any, *arguments: Any) -> Any:
         return kernel(*arguments)
+
+    def _train(self, threads: int, *arguments: Any, runs: int) -> int:
+        return self._choice.run(train_updates, threads, *arguments, runs=runs)
 
 
 def kernel_calls() -> list[KernelCall]:
@@ -160,10 +175,14 @@ def kernel_calls() -> list[KernelCall]:
             calls.append(KernelCall(kernel, arguments))
             return 1
 
+        def _train(self, threads: int, *arguments: Any, runs: int) -> int:
+            calls.append(KernelCall(train_updates, (*arguments, new_team(), 0)))
+            return 1
+
     with torch.random.fork_rng(devices=[]):
         engine = Noting(DQNPolicy(box, pair, lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
     seen, row, number = np.zeros((1, 3), np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)
     engine.q_values(seen)
     batches = QBatches(seen, seen, row, row, row, number, number, number, np.zeros((0, 0, 0), np.bool_), number)
     engine.train(batches, QWork(1, 1, False, "huber", 0.99, 10.0), guarded=False)
-    return calls
+    return [*calls, FOLLOW]

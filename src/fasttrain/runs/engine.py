@@ -44,10 +44,9 @@ ADAM = "Adam by torch's fused kernel"
 def engine_settings(plan: RunSpec) -> EngineSettings:
     config, asked = plan.config, plan.row("torch_threads").requested
     fused, kernels_on, cores = plan.row("fused_update"), config.fused_update == "on", usable_cores()
-    several = kernels_on and config.algo.spec.kernels != "Q-network"  # DQN's batches are too small for several threads
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
-        threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
+        threads=(min(asked, cores) if isinstance(asked, int) else cores) if kernels_on else 1,
         fused_adam=fused.requested != "off" and not kernels_on,
         amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
         compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),

@@ -282,9 +282,9 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     """Resolve by the settings alone. `runs.engine` later checks whether the kernels support the model's policy."""
     if requested == "auto" and (why := computing.why_no_fused_kernels(context)):
         return "off", why
-    spec = context.config.algo.spec
-    how = "; sequences are not padded" if spec.recurrent else ", on several threads if that is faster"
-    return "on", f"compiled kernels{'' if spec.kernels == 'Q-network' else how}"
+    recurrent = context.config.algo.spec.recurrent
+    how = "; sequences are not padded" if recurrent else ", on several threads if that is faster"
+    return "on", f"compiled kernels{how}"
 
 
 def own_values_of(config: Config, name: str) -> str:
