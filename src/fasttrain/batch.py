@@ -78,6 +78,12 @@ def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     return function(value, *others)
 
 
+def written(place: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """Copy `values` into `place`, which has as many entries; returns `place`."""
+    place[...] = values.reshape(place.shape)
+    return place
+
+
 def select_rows(arrays: Any, rows: Int64Array | slice | int) -> Any:
     """The rows `rows` of an array (N, ...), or of each array in a dict or tuple. Indices give copies, slices views."""
     return each_array(lambda part: part[rows], arrays)

@@ -37,10 +37,11 @@ from fasttrain.batch import (
     each_array,
     with_prefix,
     without_prefix,
+    written,
 )
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.recurrent import Memory
-from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, StepViews, TensorObservations, write_observations
+from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, TensorObservations
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.infos import sb3_statistics
@@ -247,16 +248,17 @@ class Collector:
             self._env, self.source = env, slots_of(env)
         return self.source
 
-    def step(self, source: SlotSource, actions: NDArray[Any], into: StepViews | None = None) -> EnvStep:
-        """Step all envs. `into`: where the observations are stored, to write them there; None: new arrays."""
+    def step(self, source: SlotSource, actions: NDArray[Any], into: Any = None) -> EnvStep:
+        """Step all envs. `into`: arrays to write the observations into; None: new arrays."""
         self.clock.enter("env_step")
         source.step_slots(actions)
         self.clock.enter("buffer")
         slots = source.slots
         observations: Any = slots.observations
-        if source.reuses_arrays and into is None:
+        if into is not None:
+            observations = each_array(written, into, observations)
+        elif source.reuses_arrays:
             observations = copy_observations(observations)
-        observations = write_observations(into, observations)
         rewards = np.array(slots.rewards, np.float32)
         return EnvStep(observations, rewards, slots.terminations | slots.truncations, source.infos())
 
@@ -354,10 +356,6 @@ class Fast(BaseAlgorithm):
             self.engine = engine = self._new_engine(engine.settings, engine)
         return engine
 
-    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
-        self.collector.watch = None  # classes may have changed
-        return super()._setup_learn(*args, **kwargs)
-
     def time_with(self, clock: PhaseClock) -> None:
         """Measure the phases of training with `clock`."""
         self.collector.clock = self.engine.clock = clock
@@ -371,14 +369,13 @@ class Fast(BaseAlgorithm):
 
     def unsupported_reason(self) -> str | None:
         """Why compiled kernels cannot compute the present model; None if they can."""
-        watch = self.collector.watch
-        if watch is not None and watch.holds(self):
+        if (watch := self.collector.watch) is not None and watch.holds(self):
             return watch.reason  # type: ignore[no-any-return]
         eligible, reason = find_kernels()
-        if eligible is None:
-            return reason
-        self.collector.watch = watch = eligible.Watch(self)  # computing the reason takes longer than an update of DQN
-        return watch.reason  # type: ignore[no-any-return]
+        if eligible is not None:
+            self.collector.watch = eligible.Watch(self)  # computing the reason takes longer than an update of DQN
+            reason = self.collector.watch.reason
+        return reason
 
     def _new_engine(self, settings: EngineSettings, previous: Engine | None) -> Engine:
         self.collector.watch = None  # a part of the model was replaced

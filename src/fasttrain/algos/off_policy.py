@@ -38,6 +38,7 @@ def without_threads_left(learn: Learn) -> Learn:
 
     @wraps(learn)
     def learn_and_close(self: OffPolicy, *args: Any, **kwargs: Any) -> Any:
+        self.collector.watch = None
         try:
             return learn(self, *args, **kwargs)
         finally:

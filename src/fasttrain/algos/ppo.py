@@ -32,7 +32,8 @@ from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
 from fasttrain.algos.reuse import Reuse, update_within
 from fasttrain.algos.step import PPOStep, PPOWork, Terms, check_terms, faster_adam, micro_batches
-from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, write_observations
+from fasttrain.batch import each_array, written
+from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
@@ -287,6 +288,8 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     )  # fmt: skip
     with clock.phase("log"):
         callback.on_rollout_start()  # checkpoints are taken here, before the rollout's random numbers are drawn
+    if not model.collector.lends:  # a callback may have changed a class
+        model.collector.watch = None
     engine: Any = model.engine_now()
     groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
     engine.begin(None if groups else rollout)
@@ -315,10 +318,9 @@ def _in_lockstep(
     """T times: act for all envs, step them and store the results. Returns False if the callback asked to stop."""
     collector, clock, policy = model.collector, model.collector.clock, model.policy
     guarded, normalizer = engine.guard is not None, model._vec_normalize_env
-    continuous = isinstance(model.action_space, spaces.Box)
-    last, memory = model._last_obs, model.memory()
+    continuous, memory = isinstance(model.action_space, spaces.Box), model.memory()
     views = rollout.step_views(use_masking) if collector.lends else [None] * (rollout.num_steps + 1)
-    last = write_observations(views[0], last)
+    last = model._last_obs if views[0] is None else each_array(written, views[0].observations, model._last_obs)
     for step, (into, following) in enumerate(pairwise(views)):
         clock.enter("env_step")  # reading masks counts as the env's time
         masks = None
@@ -338,7 +340,7 @@ def _in_lockstep(
             clipped = clip_actions(model, actions)
             if guarded:
                 check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
-        last, rewards, dones, infos = collector.step(source, clipped, following)
+        last, rewards, dones, infos = collector.step(source, clipped, following and following.observations)
         finished, resets = source.slots.finished, source.slots.resets
         model.num_timesteps += source.num_envs if resets is None else int(np.count_nonzero(~resets))
         cut = [episode for episode in finished if episode.truncated or episode.lost]
@@ -376,8 +378,7 @@ def _log(model: Any, done: Statistics) -> None:
         last_kl = terms["approx_kl"][-1]
         model.logger.info(f"Early stopping at step {done.epochs - 1} due to reaching max kl: {last_kl:.2f}")
     model._n_updates += done.epochs
-    # SB3 takes means of Python floats, which are float64.
-    means = {name: float(np.mean(values.astype(np.float64))) for name, values in terms.items()}
+    means = {name: float(np.mean(values.astype(np.float64))) for name, values in terms.items()}  # in float64, as SB3's
     for name in sorted({*terms} - NOT_TERMS):
         record(f"train/{name}", means[name])
     record("train/approx_kl", np.mean(terms["approx_kl"]))

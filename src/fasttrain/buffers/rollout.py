@@ -134,18 +134,6 @@ class StepViews(NamedTuple):
     log_probs: Float32Array  # (N,)
 
 
-def write_observations(into: StepViews | None, observations: Observations) -> Observations:
-    """Copy observations (N, ...) to where they are stored, and return them there; None: return them as they are."""
-
-    def write(place: NDArray[Any], given: NDArray[Any]) -> None:
-        place[...] = given.reshape(place.shape)
-
-    if into is None:
-        return observations
-    each_array(write, into.observations, observations)
-    return into.observations
-
-
 class RolloutStorage:
     """T steps of N envs.
 
