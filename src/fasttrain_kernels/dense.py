@@ -201,8 +201,8 @@ def activate(x: Float32Array, kind: int) -> None:
     """Replace x by tanh(x), relu(x), elu(x) with alpha 1 or leaky_relu(x) with slope 0.01; by NaN for another kind.
 
     Beyond ±7.9 tanh is ±1 in float32. exp(x) - 1 = 2 t / (1 - t) with t = tanh(x / 2) keeps its digits near 0. NaN
-    stays NaN, because comparisons with NaN are False. No branch stores a value as it was read: LLVM would write the
-    others under a mask, which takes 4 times as long on processors of AMD.
+    stays NaN, because comparisons with NaN are False. Every branch computes a new value: if one stored x[c]
+    unchanged, LLVM would use masked stores, which take 4 times as long on processors of AMD.
     """
     f = x.dtype.type
     zero, one, limit = f(0), f(1), f(7.90531110763549805)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +144,28 @@ def test_kernels_are_made_anew_for_a_new_head_and_left_for_what_they_do_not_serv
     assert type(model.engine_now()) is ENGINES[name][0]
     assert "the optimizer's steps have a hook" in str(model.engine.unsupported_reason)
     model.learn(STEPS)
+
+
+def layers_of(policy: Any) -> Any:
+    return policy.q_net.q_net if hasattr(policy, "q_net") else policy.mlp_extractor.policy_net
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "weight decay": lambda policy: policy.optimizer.param_groups[0].update(weight_decay=0.1),
+    "a frozen parameter": lambda policy: next(policy.parameters()).requires_grad_(False),
+    "a parameter less": lambda policy: policy.optimizer.param_groups[0]["params"].pop(),
+    "a module more": lambda policy: layers_of(policy).append(torch.nn.Dropout()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("name", "lends"), [("DQN", False), ("MaskablePPO", True), ("MaskablePPO", False)])
+def test_a_change_of_the_model_in_mid_training_ends_the_kernels(name: str, lends: bool, change: str):
+    model = made(name, engine="kernels")
+    model.collector.lends = lends
+    assert type(model.engine_now()) is ENGINES[name][1]
+    CHANGES[change](model.policy)
+    assert type(model.engine_now()) is ENGINES[name][0]
 
 
 def test_kernels_of_q_networks_do_not_normalise():

@@ -114,6 +114,16 @@ def test_kernels_write_the_actions_of_a_box_where_they_are_stored():
     np.testing.assert_array_equal(lent.rollout_buffer.actions, kept.rollout_buffer.actions)
 
 
+def test_a_copied_buffer_is_written_where_the_copy_is():
+    model = made(engine="kernels")
+    model.collector.lends = True
+    model.learn(40)
+    before = model.rollout_buffer.values.copy()
+    model.rollout_buffer = copy.deepcopy(model.rollout_buffer)
+    model.learn(40, reset_num_timesteps=False)
+    assert (model.rollout_buffer.values != before).all()
+
+
 def test_a_callback_can_stop_the_run():
     says = iter([True, True, False])
     model = made().learn(1000, lambda *_: next(says))

@@ -111,17 +111,20 @@ def kernels_of(algorithm: Any) -> type[Engine]:
 
 
 class Watch:
-    """Stores the result of `unsupported_reason`. At each rollout and update `holds` checks in 3 µs if it is outdated.
+    """Stores the result of `unsupported_reason`. At each update `holds` checks in 9 µs if this result is outdated.
 
-    `holds` detects hooks, methods set on instances, frozen parameters, other options of an optimizer, and a new
-    policy, optimizer, buffer or normalizer. Other changes, for example of a class, take effect at the next `learn`.
+    `holds` detects hooks, methods set on instances, frozen or removed parameters, other options of an optimizer, added
+    modules, and a new policy, optimizer, buffer or normalizer. Other changes, for example of a class or of an
+    activation's argument, take effect at the next `learn`.
     """
 
     def __init__(self, algorithm: Any) -> None:
         self.reason, self._parts = unsupported_reason(algorithm), _parts_of(algorithm)
         modules = [*algorithm.policy.modules()]
         self._owned = [vars(each) for each in (*self._parts[:3], *modules)]
+        self._owned += [each._modules for each in modules]
         self._hooks = [getattr(each, name) for each in modules for name in _HOOKS]
+        self._hooks += [_EVERYWHERE[f"_global{name}"] for name in _HOOKS]
         self._optimizers = optimizers = optimizers_of(algorithm.policy)
         self._owned += [*map(vars, optimizers)]
         self._hooks += [getattr(each, name) for each in optimizers for name in _STEP_HOOKS]
@@ -134,9 +137,10 @@ class Watch:
 
     def _state(self) -> tuple[Any, ...]:
         hooked = any(each._backward_hooks or each._post_accumulate_grad_hooks for each in self._learned)
-        options = [{**group, "params": None, "lr": None} for each in self._optimizers for group in each.param_groups]
+        options = [(len(group["params"]), [group.get(name) for name in each.defaults if name not in ADAM])
+                   for each in self._optimizers for group in each.param_groups]  # fmt: skip
         frozen = [each.requires_grad for each in self._learned]
-        return sum(map(len, self._owned)), any(self._hooks), hooked, frozen, options
+        return [*map(len, self._owned)], any(self._hooks), hooked, frozen, options
 
 
 def _parts_of(algorithm: Any) -> tuple[Any, ...]:

@@ -196,7 +196,7 @@ class TorchEngine(Engine):
             self.compiled.attach(self.view)
 
     def act(self, observations: Any, action_masks: Any, memory: Any = None, into: Any = None) -> PolicyStep:
-        seen, masks = to_device(observations, action_masks, self.device, self.pinned)
+        seen, masks = into.seen if into else to_device(observations, action_masks, self.device, self.pinned)
         try:
             with torch.no_grad():
                 actions, values, log_probs, *after = self.view.act(seen, masks, *([] if memory is None else [memory]))
@@ -233,12 +233,12 @@ class Collector:
 
     def __init__(self) -> None:
         self.clock = PhaseClock()
-        self.lends = False  # True: callbacks may get views of the storage in place of copies, until the next rollout
+        self.lends = False  # True: callbacks get views of the storage, valid until the next rollout, and change nothing
         self.schedule = "lockstep"  # "lockstep", "first_ready" or "continuous"
         self.continuous: Any = None  # a `Continuous`; only with schedule=continuous
         self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
-        self.watch: Any = None  # an `eligible.Watch`
+        self.watch: Any = None  # an `eligible.Watch`; DQN and SAC have one, and PPO if `lends`
         self.source: SlotSource | None = None  # steps the env and has its results
         self._env: VecEnv | None = None
 
@@ -372,10 +372,10 @@ class Fast(BaseAlgorithm):
         if (watch := self.collector.watch) is not None and watch.holds(self):
             return watch.reason  # type: ignore[no-any-return]
         eligible, reason = find_kernels()
-        if eligible is not None:
-            self.collector.watch = eligible.Watch(self)  # computing the reason takes longer than an update of DQN
-            reason = self.collector.watch.reason
-        return reason
+        if eligible is None or not (hasattr(self, "replay_buffer") or self.collector.lends):
+            return reason if eligible is None else eligible.unsupported_reason(self)
+        self.collector.watch = watch = eligible.Watch(self)  # computing the reason takes longer than an update of DQN
+        return watch.reason  # type: ignore[no-any-return]
 
     def _new_engine(self, settings: EngineSettings, previous: Engine | None) -> Engine:
         self.collector.watch = None  # a part of the model was replaced

@@ -288,8 +288,6 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     )  # fmt: skip
     with clock.phase("log"):
         callback.on_rollout_start()  # checkpoints are taken here, before the rollout's random numbers are drawn
-    if not model.collector.lends:  # a callback may have changed a class
-        model.collector.watch = None
     engine: Any = model.engine_now()
     groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
     engine.begin(None if groups else rollout)

@@ -127,6 +127,7 @@ class StepViews(NamedTuple):
     """Where one step of N envs is stored on the CPU: as tensors, and the same memory as arrays to write into."""
 
     row: RolloutRow
+    seen: tuple[TensorObservations, Tensor | None]  # observations and masks of `row`
     observations: Observations
     masks: BoolArray | None  # (N, A)
     actions: NDArray[Any]  # (N, K)
@@ -247,23 +248,26 @@ class RolloutStorage:
         self.left_out = None
 
     def step_views(self, use_masking: bool) -> list[StepViews | None]:
-        """For each step, and one more: where envs and engine can write it, instead of making arrays for each step.
+        """T + 1 entries: the views of each step, then None. Envs and engines can write into them.
 
-        None after the last step. All are None if the storage is on a GPU, if it stores observations with a shape or
-        dtype other than the env's, or if it stores masks and `use_masking` is False.
+        All are None if the storage is on a GPU, if it stores observations with another shape or dtype than the
+        observation space has, or if it stores masks and `use_masking` is False.
         """
         if not self._as_given or use_masking != (self._masks is not None):
             return [None] * (self.num_steps + 1)
         self._views = self._views or [*map(self._view, range(self.num_steps)), None]
         return self._views
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_views": []}  # views of a copy would not be where the copy is stored
+
     def _view(self, step: int) -> StepViews:
         parts = {key: stored[step] for key, stored in self._observations.items()}
         seen, masks = parts if self._keyed else parts[""], None if self._masks is None else self._masks[step]
         actions, values, log_probs = self._actions[step], self._values[step], self._log_probs[step]
         row = RolloutRow(seen, actions[:, 0] if self._discrete else actions, values[:, None], log_probs, masks)
-        seen, masks = (each_array(Tensor.numpy, each) for each in (seen, masks))
-        return StepViews(row, seen, masks, actions.numpy(), values.numpy(), log_probs.numpy())
+        arrays = [each_array(Tensor.numpy, each) for each in (seen, masks, actions, values, log_probs)]
+        return StepViews(row, (seen, masks), *arrays)
 
     def add(self, row: RolloutRow, rewards: Float32Array, episode_starts: BoolArray) -> None:
         """Store the next vector step of all envs. `rewards` (N,); `episode_starts` (N,)."""
@@ -271,7 +275,7 @@ class RolloutStorage:
             raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
         views = self._views[self.pos] if self._views else None
         if views is None or row is not views.row:
-            written = set() if views is None else {*map(id, views.row)}
+            written = set() if views is None else {id(each) for _, each in RolloutStorage._parts(self, views.row)}
             for stored, values in self._parts(row):
                 if id(values) not in written:
                     stored[self.pos].copy_(values.reshape(stored.shape[1:]))
