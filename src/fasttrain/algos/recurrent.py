@@ -275,5 +275,5 @@ def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
             "fasttrain.algos.recurrent_policies.CellActorCriticPolicy, or remove cell"
         )
     if name != "lstm" and asked.get("lstm_kwargs"):
-        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']} is not possible: remove one")
+        raise ConfigError(f"lstm_kwargs={asked['lstm_kwargs']} has no effect with cell={name}: remove one of them")
     return kind

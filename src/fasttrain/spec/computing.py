@@ -8,7 +8,7 @@ from typing import Any
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
-from fasttrain.terminal import spelt
+from fasttrain.terminal import spelt, value_text
 
 # Limits for runs that runs/calibration.py does not measure: from trainings of two layers on two cores with AVX512-BF16.
 # Other machines differ by a factor of 1.5. AMP: from this many units in the widest layer on (the second number: with
@@ -182,7 +182,8 @@ def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, 
 def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
     """Rows of the plan about `algo.cell` and `algo.memory_inputs`, if they differ from stock.
 
-    Raises ConfigError if the cell does not exist in stock, but the stock class or stock's numbers are requested.
+    Raises ConfigError if the cell does not exist in stock, but the stock class or stock's numbers are requested; and if
+    there are arguments of an LSTM for another cell.
     """
     if algo.cell != "lstm":
         exact = "profile exact" in sources.values()  # this profile promises stock's numbers
@@ -191,6 +192,9 @@ def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> It
                 f"algo.cell={algo.cell} with {'profile=exact' if exact else 'engine=stock'}: stock has the LSTM alone; "
                 f"use {'+profile=balance' if exact else 'engine=fast'}, or algo.cell=lstm"
             )
+        if lstm := algo.policy_kwargs.get("lstm_kwargs"):
+            key = f"algo.policy_kwargs.lstm_kwargs={value_text(lstm)}"
+            raise ConfigError(f"{key} has no effect with algo.cell={algo.cell}, which is no LSTM: remove one of them")
         source = sources.get("algo.cell", "default")
         yield "algo.cell", algo.cell, algo.cell, source, "trade-off", "another network than stock's"
     if algo.memory_inputs:
