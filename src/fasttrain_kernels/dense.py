@@ -233,7 +233,7 @@ def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
     f = d.dtype.type
     if kind == RELU:
         for c in range(len(d)):
-            d[c] *= f(1) if a[c] > 0 else f(0)
+            d[c] = d[c] if a[c] > 0 else f(0)
     elif kind == TANH:
         for c in range(len(d)):
             d[c] *= f(1) - a[c] * a[c]

@@ -327,7 +327,7 @@ def train_updates(
     """U gradient updates, one after another.
 
     The rows of a minibatch are cut into as many parts as `scratch` has room for. Thread 0 adds the parts in order, so
-    that the result does not depend on the number of threads.
+    that the result does not depend on which thread computes a part.
 
     Returns the number of Adam steps; -1 if a row or an action is out of range, then nothing is changed.
     """

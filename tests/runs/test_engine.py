@@ -72,6 +72,14 @@ def test_adam_is_fused_where_no_kernels_serve_and_rounding_was_allowed():
 
 
 @pytest.mark.parametrize("base", [PPO, (*STOCK_DQN, "engine=fast")], ids=["ppo", "dqn"])
+def test_kernels_may_use_all_cores_or_as_many_threads_as_asked(base: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.runs.engine.usable_cores", lambda: 4)
+    threads = [settled("fused_update=on", asked, base=base)[1].engine.settings.threads
+               for asked in ("torch_threads=auto", "torch_threads=1", "torch_threads=9")]  # fmt: skip
+    assert threads == [4, 1, 4]
+
+
+@pytest.mark.parametrize("base", [PPO, (*STOCK_DQN, "engine=fast")], ids=["ppo", "dqn"])
 def test_compiling_is_told_and_timed(no_compiler: None, base: tuple[str, ...]):
     plan, model = settled("use_compile=on", "use_amp=on", base=base)
     effective, reason = row(plan, "use_compile")

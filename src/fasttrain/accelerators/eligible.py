@@ -111,11 +111,12 @@ def kernels_of(algorithm: Any) -> type[Engine]:
 
 
 class Watch:
-    """Stores the result of `unsupported_reason`. At each update `holds` checks in 9 µs if this result is outdated.
+    """Stores the result of `unsupported_reason`. At each update `holds` checks in 10 µs if this result is outdated.
 
     `holds` detects hooks, methods set on instances, frozen or removed parameters, other options of an optimizer, added
     modules, and a new policy, optimizer, buffer or normalizer. Other changes, for example of a class or of an
-    activation's argument, take effect at the next `learn`.
+    activation's argument, take effect at the next `learn` of DQN and SAC. PPO has a `Watch` only in a run without
+    callbacks of the user (`Collector.lends`), in which nothing makes such changes.
     """
 
     def __init__(self, algorithm: Any) -> None:

@@ -248,15 +248,15 @@ class Collector:
             self._env, self.source = env, slots_of(env)
         return self.source
 
-    def step(self, source: SlotSource, actions: NDArray[Any], into: Any = None) -> EnvStep:
-        """Step all envs. `into`: arrays to write the observations into; None: new arrays."""
+    def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> EnvStep:
+        """Step all envs. `place`: arrays to write the observations into; None: new arrays."""
         self.clock.enter("env_step")
         source.step_slots(actions)
         self.clock.enter("buffer")
         slots = source.slots
         observations: Any = slots.observations
-        if into is not None:
-            observations = each_array(written, into, observations)
+        if place is not None:
+            observations = each_array(written, place, observations)
         elif source.reuses_arrays:
             observations = copy_observations(observations)
         rewards = np.array(slots.rewards, np.float32)
