@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.envs import FakeImageEnv
 from torch import nn
 
 from accelerated import a_batch, box_model, filled, masked_model, one_step, toy_dqn, weights
+from fasttrain import DQN, PPO
 from fasttrain.algos.devices import Precision, as_float32
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import view_of
@@ -119,3 +121,29 @@ def test_a_step_that_overflowed_is_skipped_and_counted(make: Any, sizes: tuple[i
     assert model.logger.name_to_value["train/skipped_steps"] == 4
     assert scaler.get_scale() < 1e30
     assert torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("kind", "settings"), [(PPO, {"n_steps": 8, "batch_size": 8}), (DQN, {"learning_starts": 2})])
+def test_convolutions_in_channels_last_learn_the_same_and_weights_stay_as_in_stock(
+    kind: Any, settings: dict[str, Any], channels: int
+):
+    after = {}
+    for channels_last in (False, True):
+        env = FakeImageEnv(screen_height=36, screen_width=40, n_channels=channels)
+        env.observation_space.seed(3)
+        env.action_space.seed(3)
+        engine = EngineSettings(channels_last=channels_last)
+        model = kind("CnnPolicy", env, seed=3, engine=engine, policy_kwargs={"optimizer_class": torch.optim.SGD},
+                     learning_rate=0.1, **settings)  # fmt: skip
+        formats = list[tuple[int, ...]]()
+        layers = [layer for layer in model.policy.modules() if isinstance(layer, nn.Conv2d)]
+        for layer in layers:
+            layer.register_forward_hook(lambda _layer, inputs, _output, into=formats: into.append(inputs[0].stride()))
+        model.learn(16)
+        assert all(strides[1] == 1 for strides in formats) == channels_last
+        assert all(parameter.is_contiguous() for parameter in model.policy.parameters())
+        after[channels_last] = weights(model)
+        model.use_engine(EngineSettings())
+        assert not any(layer._forward_pre_hooks for layer in layers), "another engine takes its own format"
+    torch.testing.assert_close(after[True], after[False], rtol=0, atol=1e-5)

@@ -62,13 +62,17 @@ def test_flags_reach_the_model_and_the_stock_class_passes_through():
 
 def test_adam_is_fused_where_no_kernels_serve_and_rounding_was_allowed():
     plan, model = settled("fused_update=auto", "algo.activation_fn=gelu")
-    assert model.engine.settings == EngineSettings(fused_adam=True)
+    assert model.engine.settings == EngineSettings(fused_adam=True, channels_last=True)
     assert row(plan, "fused_update")[1].endswith("; Adam by torch's fused kernel")
     assert row(settle_engine(plan, model), "fused_update") == row(plan, "fused_update"), "resumed: said once"
     other = settled("fused_update=auto", "algo.policy_kwargs.optimizer_class=torch.optim:NAdam")[0]
     assert "Adam by torch's fused kernel" not in row(other, "fused_update")[1]
     assert settled("fused_update=off", "algo.activation_fn=gelu")[1].engine.settings == EngineSettings()
     assert settled("fused_update=auto")[1].engine.kind == "kernels"
+    pictures = ("env.id=null", "env.entry_point=stable_baselines3.common.envs:FakeImageEnv", "algo.net_arch=null")
+    images, model = settled("fused_update=auto", *pictures)
+    assert row(images, "fused_update")[1].endswith("kernel; convolutions with channels last in memory")
+    assert row(settle_engine(images, model), "fused_update") == row(images, "fused_update"), "resumed: said once"
 
 
 @pytest.mark.parametrize("base", [PPO, (*STOCK_DQN, "engine=fast")], ids=["ppo", "dqn"])

@@ -1,4 +1,4 @@
-"""How networks compute: `EngineSettings`, and mixed precision.
+"""How networks compute: `EngineSettings`, mixed precision, and the memory format of images.
 
 Only the networks compute in low precision. Their outputs are cast to float32 at once, so that distributions, ratios,
 losses and advantages are float32.
@@ -29,6 +29,7 @@ class EngineSettings:
     kind: str = "torch"  # or "kernels": compiled for the CPU, faster, equal except for rounding and random draws
     threads: int = 1  # maximum number of threads of the kernels
     fused_adam: bool = False  # torch's fused Adam on the CPU: a step of [64, 64] layers takes 99 µs, not 275
+    channels_last: bool = False  # convolutions on the CPU read images with the channels last in memory
     amp_dtype: torch.dtype | None = None  # dtype in which networks compute: bfloat16, or float16 on CUDA
     compile_mode: str | None = None  # a mode of torch.compile; on CUDA every mode but "default" uses CUDA graphs
     gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy only
@@ -48,6 +49,31 @@ class EngineSettings:
         """Whether every number must equal stock SB3's, so that no code may round differently."""
         rounding = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
         return all(getattr(self, each.name) == each.default for each in rounding)
+
+
+def use_channels_last(policy: nn.Module, on: bool) -> None:
+    """Let every `Conv2d` of the policy read its input in `torch.channels_last`, or no longer.
+
+    oneDNN, which computes convolutions for PyTorch on the CPU, is faster so: 256 images through SB3's NatureCNN and
+    back take 237 ms on one core with AVX2, not 282. Weights and gradients stay contiguous, as in stock SB3.
+    """
+    for layer in policy.modules():
+        if isinstance(layer, nn.Conv2d):
+            hooks = layer._forward_pre_hooks
+            for key in [key for key, hook in hooks.items() if hook is _channels_last]:
+                del hooks[key]
+            if on:
+                layer.register_forward_pre_hook(_channels_last)
+
+
+def _channels_last(_layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The layer's input (n, channels, height, width) in channels_last."""
+    images, *rest = inputs
+    if images.dim() == 4 and images.shape[1] == 1:  # here both formats have the same strides: write the other ones
+        images = images.reshape(*images.shape[::2], images.shape[3], 1).permute(0, 3, 1, 2)
+    elif images.dim() == 4:
+        images = images.contiguous(memory_format=torch.channels_last)
+    return (images, *rest)
 
 
 class Precision:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fasttrain.algos.causes import why_no_action
 from fasttrain.algos.devices import EngineSettings as EngineSettings
-from fasttrain.algos.devices import Precision
+from fasttrain.algos.devices import Precision, use_channels_last
 from fasttrain.algos.guard import NOT_FINITE, Guard
 from fasttrain.algos.policy_view import LOST, OUTPUT, view_of
 from fasttrain.batch import (
@@ -108,13 +108,13 @@ class Engine(ABC):
                 "compile_mode and gradient_accumulation"
             )
         self.policy, self.settings, self.device, self.exact = policy, settings, policy.device, settings.exact
+        use_channels_last(policy, settings.channels_last and self.device.type == "cpu")
         self.pinned = settings.pin_memory and self.device.type == "cuda"
         self.clock, self.guard = PhaseClock(), Guard()
         if previous is not None:
             self.clock, self.guard, self.warmup_s = previous.clock, previous.guard, previous.warmup_s
             self.gradient_updates, self.skipped_steps = previous.gradient_updates, previous.skipped_steps
-        dtype = settings.amp_dtype
-        self.precision = None if dtype is None else Precision(self.device.type, dtype)  # None: float32
+        self.precision = Precision(self.device.type, dtype) if (dtype := settings.amp_dtype) else None  # None: float32
         self.scaler = None if self.precision is None else self.precision.scaler  # scales gradients in float16
         self.compiled: Any = None  # a `Compiled`, if torch.compile is used
         self.unsupported_reason: str | None = None  # why torch computes although kernels were requested

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.algos.devices import EngineSettings
@@ -39,6 +40,7 @@ from fasttrain_kernels.kernel_cache import Compiler, KernelCall, compile_all, fo
 
 R = TypeVar("R")
 ADAM = "Adam by torch's fused kernel"
+IMAGES = "convolutions with channels last in memory"
 
 
 def engine_settings(plan: RunSpec) -> EngineSettings:
@@ -48,6 +50,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if kernels_on else 1,
         fused_adam=fused.requested != "off" and not kernels_on,
+        channels_last=fused.requested != "off" and not kernels_on,
         amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
         compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),
         gradient_accumulation=config.gradient_accumulation,  # DQN does not use this value
@@ -73,8 +76,10 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed run's reason has this text already
-        plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
+    images = settings.channels_last and any(isinstance(layer, nn.Conv2d) for layer in model.policy.modules())
+    ways = [way for way, used in ((ADAM, fused), (IMAGES, images)) if used and way not in row.reason]  # not if resumed
+    if ways and model.device.type == "cpu":
+        plan = plan.after("fused_update", "off", "; ".join([row.reason, *ways]))
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
     if plan.config.use_compile == "off" or model.env is None:
