@@ -38,7 +38,6 @@ from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, candidate_entries, record_of, score_diff_of, truth, win_of
 from fasttrain.spec.plain import from_dict
-from fasttrain.spec.plugins import without_unused
 from fasttrain.spec.reading import (
     evaluation_config,
     evaluation_envs,
@@ -379,6 +378,6 @@ def config_of(folder: Path) -> Config:
             f"more; init_from={folder} begins a new run with its weights"
         )
     try:
-        return from_mapping({**{it.name: it.stock for it in FLAGS}, **without_unused(stored), "trust": False})
+        return from_mapping({**{it.name: it.stock for it in FLAGS}, **plugins.without_unused(stored), "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

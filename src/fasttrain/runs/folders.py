@@ -23,7 +23,7 @@ from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.plugins import SETTINGS, parts, without_unused
+from fasttrain.spec.plugins import SETTINGS, keys_of, without_unused
 from fasttrain.spec.policies import member_file
 from fasttrain.spec.removed import flat, present_path
 from fasttrain.terminal import command as typed
@@ -116,7 +116,7 @@ def changed_settings(where: Path, config: Config) -> dict[str, Any]:
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
     before = {key: present_path(value) if isinstance(value, str) else value for key, value in before.items()}
     now = flat(without_unused(to_dict(config)))
-    unread = {*NOT_COMPARED, *(key for part in parts(SETTINGS) for key in part.keys)}
+    unread = {*NOT_COMPARED, *keys_of(SETTINGS)}
     keys = [key for key in {**now, **before} if key.split(".")[0] not in unread]
     return {key: now.get(key) for key in keys if key not in now or now[key] != before.get(key)}
 

@@ -51,10 +51,6 @@ class Backend(plugins.Part):
     masked: bool = True  # whether the envs can have action masks
     lends: bool = False  # builds an `ExternalVecEnv`, whose games are also used by evaluations and the checkup
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.name,)
-
     def added(self) -> list[tuple[str, Any, Any]]:
         return [] if self.settings is None else [(self.name, self.settings, self.settings())]
 

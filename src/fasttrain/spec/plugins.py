@@ -4,11 +4,10 @@
     tictactoe = "my_games.tictactoe:GAME"
 
 The package of a game or an integration is imported when its name is used, or when all are needed, for example to list
-them. Parts of the configuration (`Part`) are imported at the start: engines, and the settings of commands. At its top
-such a module may import `fasttrain.errors` and, of `fasttrain.spec`, `setting`, `plugins`, `groups` and `backends`; all
-else of fasttrain only inside functions. If two packages offer different things under one name, using the name is an
-error. A command is a module with `main`; `-m` is the one that runs sweeps, and `report` draws the page of each finished
-run (`write_report`).
+them. Engines and settings of commands are imported at the start, because they are parts of the configuration (`Part`).
+Such a module may import `fasttrain.errors` and, of `fasttrain.spec`, `setting`, `plugins`, `groups` and `backends` at
+its top; all else of fasttrain only inside functions. If two packages offer different things under one name, using the
+name is an error. A command is a module with `main`; `-m` runs sweeps, and `report` draws the page of each finished run.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ OURS = (  # the packages of the distribution
     "fasttrain", "fasttrain_deploy", "fasttrain_engines", "fasttrain_games", "fasttrain_integrations",
     "fasttrain_kernels", "fasttrain_report", "fasttrain_studies", "fasttrain_vec",
 )  # fmt: skip
-
 OWN = {  # parts in fasttrain's own wheel: the keys, overrides and commands that need them, and what messages say
     "daemons": ("daemons env=go env=showdown env.backend=daemons", "plays with external engines"),
     "deploy": ("format play export", "belongs to fasttrain_deploy"),
@@ -63,11 +61,6 @@ class Part:
     owners: ClassVar[Mapping[str, Owner]] = {}  # which commands read its settings
     rules: tuple[Callable[[Any], None], ...] = ()  # raise ConfigError if the configuration has wrong settings
     conf: Path | None = None  # a folder of YAML files, for example env/my_game.yaml
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The names that it has at the top of a configuration."""
-        return tuple(name for name, *_ in self.added())
 
     def added(self) -> list[tuple[str, Any, Any]]:
         """The name, type and default of each field that the configuration gets."""
@@ -155,8 +148,8 @@ def checked(group: str, name: str) -> Any:
 
 @functools.cache
 def _parts(group: str) -> dict[str, Any]:
-    """Installed parts of a group by name. For a part that cannot be used, the value is the error message."""
-    return {name: _part(group, name) for name in names(group)}
+    """Installed parts of a group by name, fasttrain's own first. A part that cannot be used is an error message."""
+    return {name: _part(group, name) for name in sorted(names(group), key=lambda name: name not in OWN)}
 
 
 def _part(group: str, name: str) -> Any:
@@ -168,6 +161,11 @@ def _part(group: str, name: str) -> Any:
 
 def parts(*groups: str) -> list[Any]:
     return [one for group in groups for one in _parts(group).values() if isinstance(one, Part)]
+
+
+def keys_of(*groups: str) -> set[str]:
+    """The names that parts have at the top of a configuration."""
+    return {name for part in parts(*groups) for name, *_ in part.added()}
 
 
 def broken_text() -> str:
@@ -190,10 +188,9 @@ def without_unused(values: Mapping[str, Any]) -> dict[str, Any]:
 
     So plan.json can be read on machines without these packages.
     """
-    env, own = values.get("env"), [one for one in parts(SETTINGS) if one.name in OWN]
-    used = {env.get("backend") if isinstance(env, Mapping) else None, *(key for one in own for key in one.keys)}
-    others = {*" ".join(words for words, _ in OWN.values()).split(), *(k for one in parts(*PARTS) for k in one.keys)}
-    return {key: value for key, value in values.items() if key not in others - used}
+    env, own = values.get("env"), {*" ".join(words for words, _ in OWN.values()).split()}
+    used = {env.get("backend") if isinstance(env, Mapping) else None, *(own & keys_of(SETTINGS))}
+    return {key: value for key, value in values.items() if key not in (own | keys_of(*PARTS)) - used}
 
 
 def with_parts(config: type[C]) -> type[C]:
@@ -201,12 +198,12 @@ def with_parts(config: type[C]) -> type[C]:
     taken = {*RESERVED, *(one.name for one in fields(config))}  # type: ignore[arg-type]
     added = list[tuple[str, Any, Any]]()
     for group, part in ((kind, one) for kind in PARTS for one in parts(kind)):
-        if twice := sorted(taken & {*part.keys}):
+        if twice := sorted(taken & {part.name, *(name for name, *_ in part.added())}):
             what = "has a name that means something else in a configuration"
             what += f": {', '.join(twice)}" * (twice != [part.name])
             _parts(group)[part.name] = str(plugin_error(group, part.name, what))
         else:
-            taken |= {*part.keys}
+            taken |= {name for name, *_ in part.added()}
             added += part.added()
     made = make_dataclass(config.__name__, added, bases=(config,), frozen=True, kw_only=True, slots=True)
     made.__module__, made.__doc__ = config.__module__, config.__doc__  # pickle finds the class by its module
