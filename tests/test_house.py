@@ -65,15 +65,17 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # a module are of integrations now, Prometheus; three modules joined others. 8 of engines: rows whose tasks swallow a
 # cancellation. 37 and 20 `: Any`: DQN's kernels get working memory for threads, and every engine's `act` may be told
 # where its step is stored; 35 of the kernels: parts of a minibatch for threads, with which DQN is 1.3 times as fast.
+# 161 and a module of studies, 68 and one of deploy: the settings of their commands, which were in fasttrain/spec, and
+# for deploy the check of output=…, which was in fasttrain/runs.
 CEILINGS = {
-    "fasttrain": {"lines": 34_006, "modules": 150, ": Any": 612},
-    "fasttrain_deploy": {"lines": 948, "modules": 4, ": Any": 15},
+    "fasttrain": {"lines": 33_927, "modules": 150, ": Any": 612},
+    "fasttrain_deploy": {"lines": 1_016, "modules": 5, ": Any": 15},
     "fasttrain_engines": {"lines": 3_193, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_884, "modules": 34, ": Any": 14},
     "fasttrain_integrations": {"lines": 2_578, "modules": 12, ": Any": 67},
     "fasttrain_kernels": {"lines": 3_739, "modules": 13, ": Any": 24},
     "fasttrain_report": {"lines": 2_697, "modules": 13, ": Any": 2},
-    "fasttrain_studies": {"lines": 4_121, "modules": 18, ": Any": 9},
+    "fasttrain_studies": {"lines": 4_282, "modules": 19, ": Any": 9},
     # 2,102 lines and seven modules were in fasttrain/vec. 229 are a Gymnasium VectorEnv on them, 77 what it shares with
     # SharedMemoryVecEnv, 33 the public names, 7 workers that spin longer.
     "fasttrain_vec": {"lines": 2_466, "modules": 10, ": Any": 27},
@@ -101,7 +103,8 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_763}
+# 84 of tests: settings that other packages add, their faults, and what is said where such a package is missing.
+LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_881}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -112,15 +115,14 @@ def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
     assert {room: size for room, size in weighs.items() if size > LABORATORY[room]} == {}, weighs
 
 
-# Outside `algo.`. Four are the curriculum's, seven of what a training begins with, one `policies`, two what `tune`
-# searches for and how often, one how old a transition may be when PPO learns from it, three the limits of a
-# sweep by launcher plugins of Hydra, four the models of a population, one an end at a step,
-# one first episodes of random lengths.
-MOST_SETTINGS = 125  # 3 of them say where a cluster is, one where a run is copied
+# Outside `algo.`, without those that other packages add. Four are the curriculum's, seven of what a training begins
+# with, one `policies`, one how old a transition may be when PPO learns from it, one an end at a step, one first
+# episodes of random lengths.
+MOST_SETTINGS = 93  # 3 of them say where a cluster is, one where a run is copied
 
 
 def test_settings_are_not_above_their_ceiling() -> None:
-    names = [key for key, _ in settings_of(Config) if not key.startswith("algo.")]
+    names = [key for key, _ in settings_of(Config.__mro__[1]) if not key.startswith("algo.")]
     assert len(names) <= MOST_SETTINGS, names
 
 

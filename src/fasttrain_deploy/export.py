@@ -24,10 +24,10 @@ from fasttrain.runs.evaluate import Finished, load_run, named_run
 from fasttrain.runs.models import one_env
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
-from fasttrain.spec.config import Config
 from fasttrain.spec.policies import member_file
 from fasttrain.spec.reading import uses_masks
 from fasttrain_deploy.acting import ActingPath, Arrays, RecurrentPath, largest_difference, random_inputs
+from fasttrain_deploy.settings import Config
 
 STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}

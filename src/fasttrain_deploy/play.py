@@ -18,9 +18,9 @@ import dataclasses
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -38,10 +38,10 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.demonstrations import Decision, stacked
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
-from fasttrain.runs.video import Seats, check_output, drawn_env, film, opponents_decide
+from fasttrain.runs.video import PACKAGES, Seats, check_packages, drawn_env, film, opponents_decide
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
-from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.config import SELF
 from fasttrain.spec.infos import InfoReader, plain, truth, win_of
 from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import is_self_play, with_opponent
@@ -49,6 +49,7 @@ from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
 from fasttrain_deploy.acting import best_choices
+from fasttrain_deploy.settings import Config
 
 MOST_LINES = 60  # up to so many legal actions are shown in words, one per line; more as numbers
 IN_OUTCOME = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # info entries that `_outcome` shows
@@ -93,7 +94,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     file = "best_model.zip" if config.model == "best" else "model.zip"
     with activity(console, "loading the model"):
         trained, model, statistics = load_run(where, file, config.trust)
-    trained = _seated(dataclasses.replace(trained, play=config.play, output=config.output), config.opponent)
+    asked = dataclasses.replace(cast("Config", trained), play=config.play, output=config.output)
+    trained = _seated(asked, config.opponent)
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     if target is not None:
         return _to_video(trained, model, statistics, target, seed, console)
@@ -114,6 +116,21 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         show(console, f"{config.output}: {len(play.decisions)} decisions of whole games")
     show(console, _summary(play.finished, play.reader, "you" if config.play.human else "the agent"), "bold")
     return 0
+
+
+def check_output(config: Config, typed: Iterable[str]) -> Path:
+    """The file of `play output=…`. Raises ConfigError if it cannot be written, or another option conflicts."""
+    file = Path(str(config.output))
+    if file.suffix not in PACKAGES:
+        raise ConfigError(f"output={file}: play writes videos; name a file that ends in {' or '.join(PACKAGES)}")
+    if config.play.human:
+        raise ConfigError(f"output={file} contradicts play.human=true: a video shows only the agent; remove one")
+    if "play.speed" in typed:
+        raise ConfigError(f"play.speed={config.play.speed:g} has no effect with output={file}: the env sets the fps")
+    if file.is_dir() or not file.parent.is_dir():
+        raise ConfigError(f"output={file}: name a file in a folder that exists")
+    check_packages(f"output={file}", file.suffix)
+    return file.absolute()  # an env may change the working directory
 
 
 def _to_video(
@@ -151,7 +168,7 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
         none = f"env {trained.env.name} has no opponents that the agent could play"
         raise ConfigError(f"play.human=true: {none}; use play.human=false to watch")
     asked = SELF if trained.play.human else opponent
-    seated = trained if asked is None else with_opponent(trained, asked)
+    seated = trained if asked is None else cast("Config", with_opponent(trained, asked))
     if is_self_play(seated) and seated.env.frame_stack > 1:
         raise ConfigError(
             f"play with env.frame_stack={seated.env.frame_stack}: one stack would mix frames of both sides; watch the "

@@ -17,11 +17,11 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE
-from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import key_of
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.terminal import command, spelt, with_interval
 from fasttrain_studies.judge import choose_metric, compared, read_outcome, speed_ratio
+from fasttrain_studies.settings import Config
 from fasttrain_studies.statistics import FAIL, Comparison, Ratio
 from fasttrain_studies.study import MINUTES, Cell, Compose, Study, Wanted, base_overrides, merged, settings
 

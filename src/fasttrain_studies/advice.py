@@ -19,7 +19,7 @@ from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.machine import free_memory
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
-from fasttrain.spec.backends import engines
+from fasttrain.spec import plugins
 from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, batch_size_of, train_frequency
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH, widest_layer
 from fasttrain.spec.config import Config
@@ -74,7 +74,7 @@ class Candidate(NamedTuple):
         """The class of the change farthest from stock (exact, rounding, trade-off). A value `off` does not count."""
         order: list[FlagClass] = ["exact", "rounding", "trade-off"]
         on = [(key, value) for key, value in self.changes if value != "off"]
-        parts = [one.name for one in engines()]
+        parts = [one.name for one in plugins.parts(plugins.ENGINES)]
         on = [(key, value) for key, value in on if key.partition(".")[0] not in parts] or [("vec_env", "daemons")]
         classes = [BY_NAME[key].class_of(value) if key in BY_NAME else "trade-off" for key, value in on]
         return max(classes, key=order.index)

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STOPPED, ConfigError
 from fasttrain.runs.view import FittingTable, make_console, say
-from fasttrain.spec.config import Config
 from fasttrain.terminal import one_line, with_interval
 from fasttrain_studies.ablate import ablate, is_ablation
 from fasttrain_studies.beside import run_beside
 from fasttrain_studies.judge import FIGURES, Row, choose_metric, choose_threshold, is_rate, judge, read_outcome
+from fasttrain_studies.settings import Config
 from fasttrain_studies.statistics import FAIL, MIN_PAIRS, MIN_SPEED_UP, OPEN, PASS, Interval
 from fasttrain_studies.study import Compose, Study, Wanted, base_overrides, merged
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from rich.console import Console
@@ -22,7 +22,6 @@ from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec.checks import BY_NAME
-from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.precedence import key_of
 from fasttrain.spec.reading import with_fixed_opponent
@@ -30,6 +29,7 @@ from fasttrain_studies import advice as show
 from fasttrain_studies.advice import Advice, Candidate, Situation, advise
 from fasttrain_studies.limits import Flow, Rates, composed_limit
 from fasttrain_studies.rig import WITH, Rig, Samples, measure, rates_of, ratios_of, typical, windows_of
+from fasttrain_studies.settings import Config
 from fasttrain_studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
@@ -80,7 +80,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     summary = read_json(folder / "summary.json")
     if not (folder / "plan.json").is_file() or not summary.get("steps_per_s"):
         raise ConfigError(f"run={folder}: no plan.json and summary.json there; name the folder of a finished run")
-    stored = config_of(folder)
+    stored = cast("Config", config_of(folder))
     flags = [row for row in flags_of(folder) if row["flag"] in BY_NAME]
     requested = {row["flag"]: row["requested"] for row in flags}
     trained = dataclasses.replace(stored, **requested, doctor=config.doctor)

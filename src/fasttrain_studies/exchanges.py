@@ -18,10 +18,10 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.warm_start import Exchange
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import read_json
-from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import spelt
 from fasttrain_studies.beside import run_beside
+from fasttrain_studies.settings import Config
 from fasttrain_studies.space import Range, check_ranges, range_of
 from fasttrain_studies.study import Cell, Place, Study, Wanted, merged, run_cell
 

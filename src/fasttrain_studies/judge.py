@@ -11,9 +11,9 @@ import numpy as np
 
 from fasttrain.runs.logs import read_episodes
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.groups import GateConfig
 from fasttrain.spec.infos import WIN_KEYS
 from fasttrain_studies import statistics
+from fasttrain_studies.settings import GateConfig
 from fasttrain_studies.study import Cell
 
 RISE = 0.9  # default threshold, as a share of the rise of the baseline's training curve

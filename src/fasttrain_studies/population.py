@@ -19,11 +19,11 @@ from fasttrain.machine import usable_cores
 from fasttrain.runs.folders import in_quotes
 from fasttrain.runs.view import FittingTable, activity, figure_text, make_console
 from fasttrain.saving.files import read_json
-from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import TYPED
 from fasttrain.terminal import near, spelt, with_interval
 from fasttrain_studies import exchanges
 from fasttrain_studies.beside import run_beside
+from fasttrain_studies.settings import Config
 from fasttrain_studies.space import Point, check_key, converted, label_of
 from fasttrain_studies.statistics import t_interval
 from fasttrain_studies.study import Cell, Compose, Study, Wanted, base_overrides, merged, run_cell

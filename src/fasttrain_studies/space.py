@@ -13,9 +13,9 @@ from fasttrain.errors import ConfigError
 from fasttrain.saving.files import read_json
 from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, train_frequency
-from fasttrain.spec.config import Config
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.setting import convert, declared, did_you_mean
+from fasttrain_studies.settings import Config
 from fasttrain_studies.study import OWN_KEYS
 
 

@@ -33,9 +33,9 @@ from fasttrain.runs.view import activity, say
 from fasttrain.runs.warm import Process, passing_on_signals
 from fasttrain.saving.files import holder, read_json, write_json, write_whole
 from fasttrain.spec.checks import FLAGS, NOT_APPLICABLE, batch_size_of
-from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.terminal import command, one_line, rate_text, spelt
+from fasttrain_studies.settings import Config
 
 # Called about every second with the folder of a running cell. If a reason is returned, the cell saves and ends.
 Ended = Callable[[Path], str] | None

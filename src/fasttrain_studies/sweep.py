@@ -23,7 +23,6 @@ from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, figure_text, say
 from fasttrain.saving.files import lock_folder, read_json, write_json
-from fasttrain.spec.groups import SweepConfig
 from fasttrain.spec.precedence import key_of, without_folder
 from fasttrain.terminal import command, near, one_line, with_interval
 from fasttrain_studies.launched import (
@@ -35,6 +34,7 @@ from fasttrain_studies.launched import (
     parallel_cells,
     watching,
 )
+from fasttrain_studies.settings import Config, SweepConfig
 from fasttrain_studies.study import Cell, last_line, run_cell
 
 CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "update_ratio", "env_steps", "wall_s",
@@ -67,14 +67,14 @@ class Sweep:
         overrides: the typed arguments as Hydra's overrides, and the overrides from environment variables.
         files: options with which a cell finds the user's configuration files.
         way: value of `on_existing`.
-        limits: when no further cell begins.
+        config: its `sweep` says when no further cell begins.
     """
 
     def __init__(
         self, command: str, arguments: Sequence[str], console: Console, overrides: Sequence[str] = (),
-        files: Sequence[str] = (), way: str = "refuse", limits: SweepConfig | None = None,
+        files: Sequence[str] = (), way: str = "refuse", config: Config | None = None,
     ) -> None:  # fmt: skip
-        self.command, self.limits = command, limits or SweepConfig()
+        self.command, self.limits = command, SweepConfig() if config is None else config.sweep
         self.arguments, self.overrides, self.files, self.way = list(arguments), list(overrides), list(files), way
         self.console = console
         self.cells: list[Cell] = []

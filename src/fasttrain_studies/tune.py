@@ -26,11 +26,11 @@ from fasttrain.runs.logs import EvaluationLog
 from fasttrain.runs.view import make_console
 from fasttrain.saving.files import holder, read_json
 from fasttrain.spec.checks import BY_NAME
-from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import command, rate_text, spelt, with_interval
 from fasttrain_studies import space
 from fasttrain_studies.judge import read_outcome
+from fasttrain_studies.settings import Config
 from fasttrain_studies.space import PROFILE, Point, label_of
 from fasttrain_studies.statistics import MIN_PAIRS, ratio_interval, t_interval
 from fasttrain_studies.study import MINUTES, Cell, Compose, Study, Wanted, base_overrides, merged, settings

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +10,11 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec import backends, plugins
-from fasttrain.spec.backends import (
-    OF_VECTORS,
-    Backend,
-    backend_of,
-    missing_engine_text,
-    name_of_env,
-    option_of,
-    without_unused_engines,
-)
+from fasttrain.spec import plugins
+from fasttrain.spec.backends import OF_VECTORS, Backend, backend_of, name_of_env, option_of
 from fasttrain.spec.config import Config, EnvConfig
-from installed import install
+from fasttrain.spec.plugins import missing_text, without_unused
+from installed import asked, install
 
 THIRD = """
 from dataclasses import dataclass
@@ -51,27 +41,6 @@ class Boards(Backend):
 
 BACKEND = Boards()
 """
-ASKED = """
-import sys
-from fasttrain.cli.compose import configured
-from fasttrain.errors import ConfigError
-
-for typed in sys.argv[1:]:
-    try:
-        config = configured(typed.split())
-        print(config.env.backend, getattr(config, config.env.backend, ""))
-    except ConfigError as error:
-        print(error)
-"""
-
-
-def asked(folder: Path, *typed: str) -> list[str]:
-    """What each of these comes to in a process that finds the packages of `folder`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", ASKED, *typed]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def env(**given: Any) -> EnvConfig:
@@ -100,19 +69,20 @@ def test_messages_name_the_game_behind_an_adapter():
 
 
 def test_without_the_engines_each_of_their_names_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
-    assert missing_engine_text("env=go") == ""
-    monkeypatch.setattr(backends, "_engines", dict)
+    assert missing_text("env=go") == ""
+    monkeypatch.setattr(plugins, "_parts", lambda group: {})
     told = "env.backend=daemons plays with external engines, which this installation of fasttrain lacks; install"
     with pytest.raises(ConfigError, match=told):
         backend_of(env(backend="daemons"))
-    assert missing_engine_text("env=go").startswith("env=go plays with external engines")
-    assert (missing_engine_text("env=gym"), missing_engine_text("boards")) == ("", "")
+    assert missing_text("env=go").startswith("env=go plays with external engines")
+    assert (missing_text("env=gym"), missing_text("boards")) == ("", "")
+    assert without_unused({"tune": {}, "seed": 3}) == {"seed": 3}, "a run with settings of what is not installed"
 
 
 def test_settings_of_engines_that_do_not_play_are_not_stored():
     values = {"env": {"backend": "gymnasium"}, "daemons": {"command": []}, "seed": 3}
-    assert without_unused_engines(values) == {"env": {"backend": "gymnasium"}, "seed": 3}
-    assert without_unused_engines(playing := {**values, "env": {"backend": "daemons"}}) == playing
+    assert without_unused(values) == {"env": {"backend": "gymnasium"}, "seed": 3}
+    assert without_unused(playing := {**values, "env": {"backend": "daemons"}}) == playing
 
 
 def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path):

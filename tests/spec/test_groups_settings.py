@@ -8,4 +8,4 @@ from conftest import configured
 def test_a_seed_leaves_room_for_every_env():
     config = configured("env.id=CartPole-v1", "algo=ppo", "eval.seed=4293967295")
     assert config.eval.seed + 1_000_000 == 2**32 - 1
-    assert (config.checkpoint.keep, config.stop.patience, config.gate.metric) == (3, None, "auto")
+    assert (config.checkpoint.keep, config.stop.patience) == (3, None)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.spec.groups import GateConfig
 from fasttrain_studies.judge import (
     Outcome,
     choose_metric,
@@ -17,6 +16,7 @@ from fasttrain_studies.judge import (
     speed_ratio,
     values_of,
 )
+from fasttrain_studies.settings import GateConfig
 from fasttrain_studies.study import Cell
 from study_toys import rising, summary, write_episodes
 

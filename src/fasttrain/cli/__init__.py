@@ -266,8 +266,8 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
     with activity(make_console(), "loading fasttrain"):
         sweeps = plugins.load(plugins.COMMANDS, "-m")
     gc.enable()  # __main__ disabled it, and a sweep may last for days
-    limits = hydra.configured(given, job)[0].sweep
-    sweep = sweeps.Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, limits)
+    config = hydra.configured(given, job)[0]
+    sweep = sweeps.Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, config)
 
     def cell(_: object) -> int:
         try:

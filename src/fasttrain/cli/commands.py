@@ -19,6 +19,7 @@ from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
 from fasttrain.spec.config import Config
+from fasttrain.spec.plugins import Owner
 from fasttrain.spec.precedence import SHORT, TYPED, key_of, typed_twice_message
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.removed import removal_message
@@ -46,44 +47,26 @@ OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "
 STUDIES = ("compare", "population", "tune")  # many runs in one folder, each in a process of its own
 RUNS = ("train", "resume")
 LIMITS = ("run", "minutes", "seeds", "tune.trials", "sweep.", "on_existing", "report", "live")  # say nothing to study
-WITH_SEEDS = ("compare", "tune")  # read `seeds` and `minutes`
 OF_A_RUN = ("resume", "eval", "play", "export", "report")  # need run=FOLDER
 STARTS_RUNS = (*STUDIES, "doctor")  # get Hydra's --config-dir among their overrides, and pass it to their runs
 SWEEPABLE = ("train", "eval", "check", "export")
 TRUSTING = ("eval", "play", "export")  # load models, and accept --trust
 WITHOUT_FOLDER = ("play", "report", "resume")  # have no output folder of their own
-
-
-class Owner(NamedTuple):
-    """The commands that read a key (`play.`: all keys below it), and advice for users of other commands."""
-
-    commands: tuple[str, ...]
-    use: str
-
-
 OWNERS = {
     "run": Owner((*OF_A_RUN, *STARTS_RUNS), "to evaluate that run: fasttrain eval run=…"),
-    "format": Owner(("export",), "to export that run: fasttrain export run=…"),
     "model": Owner(("eval", "export", "play"), "to export that run: fasttrain export run=…"),
     "output": Owner(("export", "play", "report"), "to export that run: fasttrain export run=…"),
     "trust": Owner(TRUSTING, "to load a model with its pickles: fasttrain eval run=… --trust"),
     "video.": Owner(("train", "resume"), "to film a run: fasttrain play run=… output=game.mp4"),
-    "play.": Owner(("play",), "to watch a run: fasttrain play run=…"),
     "clone.": Owner(("clone",), "to imitate somebody: fasttrain clone clone.of=hard"),
-    "candidates": Owner(("compare",), "to compare: fasttrain compare candidates=[baseline,speed]"),
-    "seeds": Owner(WITH_SEEDS, "a single run takes seed=…"),
-    "gate.": Owner(("compare",), "to judge candidates: fasttrain compare candidates=[baseline,speed]"),
     "stop.": Owner(
         ("train", "resume", *STUDIES, "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
     ),
     "on_existing": Owner(("train", *STUDIES), "use another folder: hydra.run.dir=…"),
-    "minutes": Owner(WITH_SEEDS, "a single run takes stop.max_minutes=…"),
     "warmup": Owner(("train",), "to compile the kernels of a run: fasttrain train warmup=only"),
-    "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),
     "checkpoint.copy_to": Owner(("train", "resume"), "to copy one run: fasttrain +profile=speed checkpoint.copy_to=…"),
     "cluster.": Owner(("train", "resume"), "to train with actors: fasttrain +profile=speed cluster=ray"),
-    "population.": Owner(("population",), "to train several models: fasttrain population=8 +profile=speed"),
-    "doctor.": Owner(("doctor",), "to look for the bottleneck: fasttrain doctor +profile=speed"),
+    **{key: owner for part in plugins.parts(*plugins.PARTS) for key, owner in part.owners.items()},
 }
 
 
@@ -93,6 +76,8 @@ def implementation(command: str) -> Any:
     This may import torch, which takes seconds.
     """
     module = MODULES.get(command) or PLAIN.get(command)
+    if not module and (message := plugins.missing_text(command)):
+        raise ConfigError(message)
     main = (import_module(module) if module else plugins.load(plugins.COMMANDS, command)).main
     if not gc.isenabled():  # __main__ disabled it. Loaded modules are never garbage: freeze them
         gc.freeze()

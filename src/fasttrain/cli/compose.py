@@ -37,7 +37,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.saving.files import yaml_values
 from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.backends import broken_engines_text, engines, missing_engine_text, name_of_env
+from fasttrain.spec.backends import name_of_env
 from fasttrain.spec.config import Config
 from fasttrain.spec.games import DEFAULT, game_of, games_by_name
 from fasttrain.spec.precedence import (
@@ -214,7 +214,7 @@ class Composer:
         if DEFAULT not in plugins.names(plugins.GAMES):  # DEFAULT is not installed: `game_of` raises if it is needed
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
-        folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
+        folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in plugins.parts(*plugins.PARTS))])
         names |= {DEFAULT} if len(names) != 1 else set()  # a sweep over envs is first composed without them
         for name, game in games_by_name(names, bool(own)).items():
             folders[game.conf] = None
@@ -374,13 +374,13 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         choices = sorted({*re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE), *games})
         if not name:
             return f"{group}= is empty; choose from {', '.join(choices)}"
-        if message := missing_engine_text(f"{group}={name}") or missing_engine_text(group):
+        if message := plugins.missing_text(f"{group}={name}") or plugins.missing_text(group):
             return message
         if group == "hydra/launcher":
             return (
                 f"{group}={name}: no such launcher; pip install hydra-{name.partition('_')[0]}-launcher adds its plugin"
             )
-        hint = plugins.hint(name, choices) + broken_engines_text()
+        hint = plugins.hint(name, choices) + plugins.broken_text()
         if group == "env" and re.search(r"-v\d+$", name):
             hint = f"; did you mean env.id={name}?"
         return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"

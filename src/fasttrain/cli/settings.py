@@ -5,7 +5,7 @@
     fasttrain settings --json          as a list, for programs
     fasttrain settings --schema        as a JSON schema, by which editors check YAML files
 
-All this comes from the declarations in `spec/config.py`, and so does the reference in the documentation.
+All this comes from the declarations of the settings, and so does the reference in the documentation.
 """
 
 from __future__ import annotations

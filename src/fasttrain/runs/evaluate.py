@@ -34,7 +34,6 @@ from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec import plugins
-from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, candidate_entries, record_of, score_diff_of, truth, win_of
@@ -379,6 +378,6 @@ def config_of(folder: Path) -> Config:
             f"more; init_from={folder} begins a new run with its weights"
         )
     try:
-        return from_mapping({**{it.name: it.stock for it in FLAGS}, **without_unused_engines(stored), "trust": False})
+        return from_mapping({**{it.name: it.stock for it in FLAGS}, **plugins.without_unused(stored), "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

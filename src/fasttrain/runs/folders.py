@@ -21,9 +21,9 @@ from fasttrain.errors import ConfigError
 from fasttrain.machine import usable_cores
 from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
-from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
+from fasttrain.spec.plugins import SETTINGS, keys_of, without_unused
 from fasttrain.spec.policies import member_file
 from fasttrain.spec.removed import flat, present_path
 from fasttrain.terminal import command as typed
@@ -53,8 +53,7 @@ WRITTEN = {  # kind → the files that fasttrain writes for it
 PAGE = ("report.html", "report")
 NEEDED = ("plan.json", "summary.json", "model.zip")  # files that eval, play, export and resume read
 # Settings that a training does not read, or that plan.json stores under other keys.
-NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
-                "minutes", "warmup", "gate", "tune", "population", "doctor")  # fmt: skip
+NOT_COMPARED = ("run", "on_existing", "model", "output", "trust", "warmup")
 
 
 class Contents(NamedTuple):
@@ -113,11 +112,12 @@ def changed_settings(where: Path, config: Config) -> dict[str, Any]:
     stored = read_json(where / "plan.json")
     asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
     before = stored.get("config", {})
-    before = flat(without_unused_engines({**before, **{key: it for key, it in asked.items() if key in before}}))
+    before = flat(without_unused({**before, **{key: it for key, it in asked.items() if key in before}}))
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
     before = {key: present_path(value) if isinstance(value, str) else value for key, value in before.items()}
-    now = flat(without_unused_engines(to_dict(config)))
-    keys = [key for key in {**now, **before} if key.split(".")[0] not in NOT_COMPARED]
+    now = flat(without_unused(to_dict(config)))
+    unread = {*NOT_COMPARED, *keys_of(SETTINGS)}
+    keys = [key for key in {**now, **before} if key.split(".")[0] not in unread]
     return {key: now.get(key) for key in keys if key not in now or now[key] != before.get(key)}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,21 +73,6 @@ def check_packages(key: str, ending: str = ".mp4") -> None:
     """Raises ConfigError if the packages that write such a file are not installed. `key`: the setting that needs it."""
     if missing := [name.replace("_", "-") for name in PACKAGES[ending] if find_spec(name) is None]:
         raise ConfigError(f"{key} needs {' and '.join(missing)}: pip install 'fasttrain[video]'")
-
-
-def check_output(config: Config, typed: Iterable[str]) -> Path:
-    """The file of `play output=…`. Raises ConfigError if it cannot be written, or another option conflicts."""
-    file = Path(str(config.output))
-    if file.suffix not in PACKAGES:
-        raise ConfigError(f"output={file}: play writes videos; name a file that ends in {' or '.join(PACKAGES)}")
-    if config.play.human:
-        raise ConfigError(f"output={file} contradicts play.human=true: a video shows only the agent; remove one")
-    if "play.speed" in typed:
-        raise ConfigError(f"play.speed={config.play.speed:g} has no effect with output={file}: the env sets the fps")
-    if file.is_dir() or not file.parent.is_dir():
-        raise ConfigError(f"output={file}: name a file in a folder that exists")
-    check_packages(f"output={file}", file.suffix)
-    return file.absolute()  # an env may change the working directory
 
 
 def check_every(config: Config) -> None:

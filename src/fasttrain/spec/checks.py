@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError, naming
 from fasttrain.spec.algorithms import MOST_RATE
-from fasttrain.spec.backends import backend_of, check_backend
+from fasttrain.spec.backends import backend_of, check_parts
 from fasttrain.spec.cluster import ClusterConfig, check_cluster
 from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
@@ -23,7 +23,6 @@ from fasttrain.spec.setting import did_you_mean, flags_of
 from fasttrain.terminal import value_text
 
 MAX_N_STEPS = 128  # limit of buffers/n_step.py
-METRICS = ("win_rate", "mean_reward", "tail")  # choices of gate.metric besides env.result.scores
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
                  "mean_turns", "scores", "untold", "distinct_episodes", "ci95", "tail", "auto", "sampled")  # fmt: skip
 NAMED = ("loggers", "callbacks")  # settings that may have arguments of any name
@@ -56,7 +55,7 @@ def check(config: Config) -> None:
     for key in NAMED:
         check_no_secret(key, str(lookup(config, key)))
     learning = _check_rollouts if config.algo.spec.on_policy else _check_replay
-    for rule in (_check_policy, _check_size, _check_stepping, learning, _check_scores, check_backend):
+    for rule in (_check_policy, _check_size, _check_stepping, learning, _check_scores, check_parts):
         rule(config)
     for key, (usual, other, how) in WITHOUT.items():
         if not lookup(config, other) and lookup(config, key) not in (None, usual):
@@ -261,10 +260,6 @@ def _check_scores(config: Config) -> None:
         )
     if taken := sorted({*QUALITY_NAMES} & {*scores}):
         raise ConfigError(f"env.result.scores: {', '.join(taken)} is reported already; rename it in the info")
-    if config.gate.metric not in ("auto", *METRICS, *scores):
-        raise ConfigError(
-            f"gate.metric={config.gate.metric}: expected auto, {', '.join(METRICS)}, or one of env.result.scores"
-        )
 
 
 # With fewer gradient updates, large batches learned less than stock. Skull King under `speed`: after 832 updates

@@ -1,6 +1,7 @@
-"""Declares every setting: type, default, range, class and text. A setting with a `flag_class` is a speed flag.
+"""Declares settings: type, default, range, class and text. A setting with a `flag_class` is a speed flag.
 
 The keys below `algo` are SB3's own constructor names (`algorithms`). `checks` has the rules about several settings.
+Settings that only engines or commands of other packages read are declared there (`plugins.Part`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from fasttrain.errors import ConfigError
 from fasttrain.spec import groups
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, OwnValues, own_values
-from fasttrain.spec.backends import name_of_env, option_of, with_parts
+from fasttrain.spec.backends import name_of_env, option_of
 from fasttrain.spec.cluster import ClusterConfig
 from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import GameSpec, game_of
+from fasttrain.spec.plugins import with_parts
 from fasttrain.spec.setting import Named, Switch, setting
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
@@ -317,7 +319,6 @@ class Config:
     init_from_also: tuple[Literal["optimizer", "statistics"], ...] = setting(
         (), "What else init_from takes. optimizer: the state of the optimizer. statistics: those of env.normalize."
     )
-    format: Literal["onnx", "torchscript"] | None = setting(None, "Format of the exported file.")
     model: Literal["final", "best"] = setting(
         "final", "Which model of the run is used: the final one or the best evaluation's."
     )
@@ -325,7 +326,6 @@ class Config:
         None, "File that export, play (a video, or decisions as .npz) or report (a page) writes."
     )
     trust: bool = setting(False, "Loads a model as SB3 does, which executes code that is pickled in it. Also --trust.")
-    play: groups.PlayConfig = groups.PlayConfig()
     clone: groups.CloneConfig = groups.CloneConfig()
     video: groups.VideoConfig = groups.VideoConfig()
     self_play: groups.SelfPlayConfig = groups.SelfPlayConfig()
@@ -349,24 +349,8 @@ class Config:
         "Where log rows go: [csv, stdout, tensorboard, wandb, mlflow, trackio, {logger: prometheus, port: "
         "9100}, {logger: module:Class}]. null: csv and stdout, by train_log_to_file and train_log_to_console.",
     )
-    candidates: str | None = setting(
-        None,
-        "What compare trains: [baseline, {name: mine, overrides: [num_envs=8]}]. The first is the "
-        "baseline. ablate, or {ablate: [num_envs, vec_env]}, measures the profile's settings one by one.",
-    )
-    seeds: int = setting(5, "Number of seeds per candidate (usually 5), or per trial of tune (usually 2).", least=1)
-    minutes: float | None = setting(
-        None,
-        "compare: minutes of each training, in place of equal env steps. tune and ablate: minutes of the whole study.",
-        least=0.001,
-    )
     warmup: Literal["off", "only"] = setting("off", "only: compiles the kernels for these settings, without training.")
-    gate: groups.GateConfig = groups.GateConfig()
-    tune: groups.TuneConfig = groups.TuneConfig()
-    sweep: groups.SweepConfig = groups.SweepConfig()
-    population: groups.PopulationConfig = groups.PopulationConfig()
     cluster: ClusterConfig = ClusterConfig()
-    doctor: groups.DoctorConfig = groups.DoctorConfig()
 
     @property
     def checkpoint_interval(self) -> tuple[int, float]:
@@ -384,7 +368,7 @@ class Config:
         return own_values(self.env.spec.own, self.algo.spec, self.tier)
 
 
-if not TYPE_CHECKING:  # add the settings of installed engines, such as `daemons`
+if not TYPE_CHECKING:  # add the settings of installed engines and commands, such as `daemons` and `tune`
     Config = with_parts(Config)
 ALGO_CLASSES: dict[str, type[AlgoConfig]] = {spec.name: _algo_class(spec) for spec in ALGORITHMS.values()}
 

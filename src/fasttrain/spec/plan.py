@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from fasttrain.errors import ConfigError
 from fasttrain.spec import computing, stepping
 from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, algorithms_with, games_own
-from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.plain import to_dict
+from fasttrain.spec.plugins import without_unused
 from fasttrain.spec.setting import Setting
 from fasttrain.terminal import spelt
 
@@ -54,7 +54,7 @@ class RunSpec(NamedTuple):
         flags = [dict(zip(keys, map(to_dict, row), strict=True)) for row in self.rows]
         events = [to_dict(event._asdict()) for event in self.events]
         switch = {"engine_switch_at": self.engine_switch_at}
-        return {"flags": flags, "events": events, "config": without_unused_engines(to_dict(self.config)), **switch}
+        return {"flags": flags, "events": events, "config": without_unused(to_dict(self.config)), **switch}
 
     def row(self, flag: str) -> Row:
         return next(row for row in self.rows if row.flag == flag)

@@ -4,32 +4,70 @@
     tictactoe = "my_games.tictactoe:GAME"
 
 The package of a game or an integration is imported when its name is used, or when all are needed, for example to list
-them. Engines are imported at the start, because their settings are a part of the configuration. If two packages offer
-different things under one name, using the name is an error. A command is a module with `main`; `-m` is the one that
-runs sweeps, and `report` draws the page of each finished run (`write_report`).
+them. Engines and settings of commands are imported at the start, because they are parts of the configuration (`Part`).
+Such a module may import `fasttrain.errors` and, of `fasttrain.spec`, `setting`, `plugins`, `groups` and `backends` at
+its top; all else of fasttrain only inside functions. If two packages offer different things under one name, using the
+name is an error. A command is a module with `main`; `-m` runs sweeps, and `report` draws the page of each finished run.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.setting import did_you_mean
+from fasttrain.spec.plain import to_dict
+from fasttrain.spec.setting import defaults_of, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GAMES, ENGINES, INTEGRATIONS = "fasttrain.games", "fasttrain.engines", "fasttrain.integrations"
-COMMANDS = "fasttrain.commands"
-WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration", COMMANDS: "command"}
+COMMANDS, SETTINGS = "fasttrain.commands", "fasttrain.settings"
+WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration", COMMANDS: "command",
+         SETTINGS: "group of settings"}  # fmt: skip
+PARTS = (SETTINGS, ENGINES)  # groups of entry points that add settings to the configuration
 OURS = (  # the packages of the distribution
     "fasttrain", "fasttrain_deploy", "fasttrain_engines", "fasttrain_games", "fasttrain_integrations",
     "fasttrain_kernels", "fasttrain_report", "fasttrain_studies", "fasttrain_vec",
 )  # fmt: skip
+OWN = {  # parts in fasttrain's own wheel: the keys, overrides and commands that need them, and what messages say
+    "daemons": ("daemons env=go env=showdown env.backend=daemons", "plays with external engines"),
+    "deploy": ("format play export", "belongs to fasttrain_deploy"),
+    "studies": ("candidates seeds minutes gate tune sweep population doctor compare", "belongs to fasttrain_studies"),
+}
+RESERVED = ("gymnasium", "vector", "profile", "tuned", "hydra")  # names that a part cannot have
+C = TypeVar("C")
+
+
+class Owner(NamedTuple):
+    """The commands that read a key (`play.`: all keys below it), and advice for users of other commands."""
+
+    commands: tuple[str, ...]
+    use: str
+
+
+class Part:
+    """Settings that a package adds to the configuration. A subclass overrides what differs. Engines are `Backend`s."""
+
+    name: str = ""  # name of the entry point
+    offered_as: tuple[str, ...] = (SETTINGS,)  # the groups of its entry point
+    settings: type | None = None  # a frozen dataclass of `setting(…)` fields and groups of such, with defaults
+    owners: ClassVar[Mapping[str, Owner]] = {}  # which commands read its settings
+    rules: tuple[Callable[[Any], None], ...] = ()  # raise ConfigError if the configuration has wrong settings
+    conf: Path | None = None  # a folder of YAML files, for example env/my_game.yaml
+
+    def added(self) -> list[tuple[str, Any, Any]]:
+        """The name, type and default of each field that the configuration gets."""
+        if self.settings is None:
+            return []
+        hints = get_type_hints(self.settings)
+        return [(one.name, hints[one.name], one) for one in fields(self.settings)]
 
 
 def names(group: str) -> list[str]:
@@ -86,6 +124,90 @@ def load_all(group: str) -> dict[str, Any]:
         with suppress(ConfigError):
             objects[name] = load(group, name)
     return objects
+
+
+def checked(group: str, name: str) -> Any:
+    """Load a part and check it. Raises ConfigError if loading fails, or the part breaks a rule."""
+    part = load(group, name)
+    if not isinstance(part, Part) or group not in part.offered_as:
+        kind = "plugins.Part" if group == SETTINGS else "backends.Backend"
+        raise plugin_error(group, name, f"is no fasttrain.spec.{kind} but {part!r:.80}")
+    if part.name != name:
+        raise plugin_error(group, name, f"has the name {part.name!r}: its entry point must have the same name")
+    try:
+        if part.settings:
+            to_dict(part.settings())
+            defaults_of(make_dataclass("parts", part.added()))
+        if part.conf and not Path(part.conf).is_dir():
+            raise NotADirectoryError(part.conf)
+    except Exception as error:  # a wrong class of settings may raise anything
+        what = f"has wrong settings or files: {type(error).__name__}: {error}"
+        raise plugin_error(group, name, what) from error
+    return part
+
+
+@functools.cache
+def _parts(group: str) -> dict[str, Any]:
+    """Installed parts of a group by name, fasttrain's own first. A part that cannot be used is an error message."""
+    return {name: _part(group, name) for name in sorted(names(group), key=lambda name: name not in OWN)}
+
+
+def _part(group: str, name: str) -> Any:
+    try:
+        return checked(group, name)
+    except ConfigError as error:
+        return str(error)
+
+
+def parts(*groups: str) -> list[Any]:
+    return [one for group in groups for one in _parts(group).values() if isinstance(one, Part)]
+
+
+def keys_of(*groups: str) -> set[str]:
+    """The names that parts have at the top of a configuration."""
+    return {name for part in parts(*groups) for name, *_ in part.added()}
+
+
+def broken_text() -> str:
+    """Why installed parts cannot be used, for a message about a missing YAML file, which may be one of theirs."""
+    return "".join(f"; {one}" for group in PARTS for one in _parts(group).values() if isinstance(one, str))
+
+
+def missing_text(typed: str) -> str:
+    """The message if the part for a typed key, override or command is not installed or is broken; else empty."""
+    name = next((name for name, (words, _) in OWN.items() if typed in words.split()), typed)
+    part = {**_parts(SETTINGS), **_parts(ENGINES)}.get(name)
+    if part is None and name in OWN:
+        again = outdated_metadata_hint() or "; install fasttrain again"
+        return f"{typed} {OWN[name][1]}, which this installation of fasttrain lacks{again}"
+    return part if isinstance(part, str) else ""
+
+
+def without_unused(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's plain values without engines that the run does not use, and settings of other packages.
+
+    So plan.json can be read on machines without these packages.
+    """
+    env, own = values.get("env"), {*" ".join(words for words, _ in OWN.values()).split()}
+    used = {env.get("backend") if isinstance(env, Mapping) else None, *(own & keys_of(SETTINGS))}
+    return {key: value for key, value in values.items() if key not in (own | keys_of(*PARTS)) - used}
+
+
+def with_parts(config: type[C]) -> type[C]:
+    """The configuration's class with the settings of all installed parts."""
+    taken = {*RESERVED, *(one.name for one in fields(config))}  # type: ignore[arg-type]
+    added = list[tuple[str, Any, Any]]()
+    for group, part in ((kind, one) for kind in PARTS for one in parts(kind)):
+        if twice := sorted(taken & {part.name, *(name for name, *_ in part.added())}):
+            what = "has a name that means something else in a configuration"
+            what += f": {', '.join(twice)}" * (twice != [part.name])
+            _parts(group)[part.name] = str(plugin_error(group, part.name, what))
+        else:
+            taken |= {name for name, *_ in part.added()}
+            added += part.added()
+    made = make_dataclass(config.__name__, added, bases=(config,), frozen=True, kw_only=True, slots=True)
+    made.__module__, made.__doc__ = config.__module__, config.__doc__  # pickle finds the class by its module
+    return made
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec import plugins
-from fasttrain.spec.backends import engines
 from fasttrain.spec.checks import FLAGS, PATHS
 from fasttrain.spec.config import ALGO_CLASSES, Config
 from fasttrain.spec.removed import REMOVED, lookup, pop_key, set_key
@@ -287,7 +286,7 @@ def _for_hydra(override: str, algorithms: Sequence[str] = ()) -> str:
         return override
     if not BARE_TEXT.fullmatch(override.partition("=")[2]):
         override = _quoted(override)
-    if override.startswith(("profile=", "tuned=", *(f"{one.name}=" for one in engines()))):
+    if override.startswith(("profile=", "tuned=", *(f"{one.name}=" for one in plugins.parts(plugins.ENGINES)))):
         return "+" + override
     own = [{f"algo.{name}" for name, _ in settings_of(ALGO_CLASSES[one])} for one in algorithms]
     if free or key in FREE or (own and key in set.intersection(*own)):

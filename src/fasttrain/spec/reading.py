@@ -11,11 +11,12 @@ from typing import Any
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, argument_message, own_values
-from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games, missing_engine_text
+from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import DEFAULT
+from fasttrain.spec.plugins import missing_text
 from fasttrain.spec.policies import with_told
 from fasttrain.spec.removed import REMOVED, flat, lookup, present_path, removal_message, set_key
 from fasttrain.spec.setting import Named, UnknownKeyError, build, did_you_mean, named, settings_of
@@ -240,7 +241,7 @@ def key_message(key: str, algorithms: Iterable[str]) -> str:
     other = next((name for name in algorithms if name in ALGO_CLASSES and name not in owners), "")
     if owners and other:
         return f"{key} has no effect with algo={other} (only for {', '.join(owners)}); remove it"
-    message = removal_message(key) or missing_engine_text(key.partition(".")[0])
+    message = removal_message(key) or missing_text(key.partition(".")[0])
     group, dot, name = key.rpartition(".")
     near = did_you_mean(name, [one.removeprefix(group + dot) for one in all_keys() if one.startswith(group + dot)])
     hint = re.sub("'(.+?)'", rf"'{group}{dot}\1'", near) or did_you_mean(key, all_keys())
