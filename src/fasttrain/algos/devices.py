@@ -54,7 +54,7 @@ class EngineSettings:
 def use_channels_last(policy: nn.Module, on: bool) -> None:
     """Let every `Conv2d` of the policy read its input in `torch.channels_last`, or no longer.
 
-    oneDNN, which computes convolutions for PyTorch on the CPU, is faster so: with AVX2 a gradient of SB3's NatureCNN for
+    oneDNN, which computes convolutions for PyTorch on the CPU, is faster so: with AVX2 a gradient of NatureCNN for
     256 images takes 295 ms on one core, not 351, and 174 ms on two, not 222. Weights stay contiguous, as in stock SB3.
     """
     for layer in policy.modules():
