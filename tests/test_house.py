@@ -68,7 +68,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 161 and a module of studies, 68 and one of deploy: the settings of their commands, which were in fasttrain/spec, and
 # for deploy the check of output=…, which was in fasttrain/runs.
 CEILINGS = {
-    "fasttrain": {"lines": 33_927, "modules": 150, ": Any": 612},
+    "fasttrain": {"lines": 33_942, "modules": 150, ": Any": 612},
     "fasttrain_deploy": {"lines": 1_016, "modules": 5, ": Any": 15},
     "fasttrain_engines": {"lines": 3_193, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_884, "modules": 34, ": Any": 14},
@@ -103,8 +103,9 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # what trainings must cost and what they cost, that campaign, pufferlib, and a lean loop over EnvPool. 310 of tests:
 # direct predictions, faults of workers, groups, dense inputs. 390 of benchmarks: curves of scaling, matrix products,
 # slow envs beside async-gym-agents, DQN beside SBX. 62 of tests kill mutants that no test killed (tests/mutants.jsonl).
-# 84 of tests: settings that other packages add, their faults, and what is said where such a package is missing.
-LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_881}
+# 147 of tests: settings that other packages add, their faults, and what is said where such a package is missing;
+# images in channels_last.
+LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_911}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

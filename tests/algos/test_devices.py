@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from accelerated import a_batch, box_model, filled, masked_model, one_step, toy_dqn, weights
 from fasttrain import DQN, PPO
-from fasttrain.algos.devices import Precision, as_float32
+from fasttrain.algos.devices import Precision, as_float32, convolutions
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.step import step_clipped
@@ -123,27 +124,51 @@ def test_a_step_that_overflowed_is_skipped_and_counted(make: Any, sizes: tuple[i
     assert torch.equal(weights(model), before)
 
 
+class Viewing(BaseFeaturesExtractor):
+    """A network of a user that needs contiguous outputs of its convolution."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(space, 4 * 9 * 10)
+        self.convolution = nn.Conv2d(1, 4, 4, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.convolution(input=images).view(len(images), -1)
+
+
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("kind", "settings"), [(PPO, {"n_steps": 8, "batch_size": 8}), (DQN, {"learning_starts": 2})])
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(PPO, {"n_steps": 40, "batch_size": 40, "n_epochs": 2}), (DQN, {"learning_starts": 34})]
+)
 def test_convolutions_in_channels_last_learn_the_same_and_weights_stay_as_in_stock(
     kind: Any, settings: dict[str, Any], channels: int
 ):
     after = {}
     for channels_last in (False, True):
-        env = FakeImageEnv(screen_height=36, screen_width=40, n_channels=channels)
+        env = FakeImageEnv(screen_height=36, screen_width=40, n_channels=channels, channel_first=True)
         env.observation_space.seed(3)
         env.action_space.seed(3)
         engine = EngineSettings(channels_last=channels_last)
         model = kind("CnnPolicy", env, seed=3, engine=engine, policy_kwargs={"optimizer_class": torch.optim.SGD},
                      learning_rate=0.1, **settings)  # fmt: skip
-        formats = list[tuple[int, ...]]()
-        layers = [layer for layer in model.policy.modules() if isinstance(layer, nn.Conv2d)]
+        formats = dict[int, set[bool]]()  # rows → whether channels were last
+
+        def look(_layer: Any, inputs: Any, _output: Any, formats: dict[int, set[bool]] = formats) -> None:
+            formats.setdefault(len(inputs[0]), set()).add(inputs[0].stride()[1] == 1)
+
+        layers = convolutions(model.policy)
         for layer in layers:
-            layer.register_forward_hook(lambda _layer, inputs, _output, into=formats: into.append(inputs[0].stride()))
-        model.learn(16)
-        assert all(strides[1] == 1 for strides in formats) == channels_last
+            layer.register_forward_hook(look)
+        model.learn(40)
+        assert formats == {1: {False}, (40 if kind is PPO else 32): {channels_last}}, "a single image stays as it is"
         assert all(parameter.is_contiguous() for parameter in model.policy.parameters())
         after[channels_last] = weights(model)
         model.use_engine(EngineSettings())
         assert not any(layer._forward_pre_hooks for layer in layers), "another engine takes its own format"
     torch.testing.assert_close(after[True], after[False], rtol=0, atol=1e-5)
+
+
+def test_networks_of_users_are_not_changed():
+    env = FakeImageEnv(screen_height=36, screen_width=40, channel_first=True)
+    model = PPO("CnnPolicy", env, n_steps=40, batch_size=40, engine=EngineSettings(channels_last=True),
+                policy_kwargs={"features_extractor_class": Viewing})  # fmt: skip
+    assert model.learn(40).num_timesteps == 40

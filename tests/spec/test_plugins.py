@@ -66,7 +66,11 @@ class Greetings(Part):
 class Other(Part):
     name, settings = "other", make_dataclass("Taken", [("gate", int, setting(1, "A name that fasttrain has."))])
 
-PART, OTHER, NONE = Greetings(), Other(), 3
+class Rude(Part):
+    name, settings = "rude", make_dataclass("Rude", [("rude", int, setting(1, "A number."))])
+    owners = {"seed": Owner(("rude",), "the seed is mine")}
+
+PART, OTHER, RUDE, NONE = Greetings(), Other(), Rude(), 3
 """
 HELLO = """
 def main(arguments):
@@ -81,12 +85,12 @@ def main(arguments):
 def test_a_package_brings_settings_of_its_command_with_rules_and_texts(tmp_path: Path) -> None:
     offers = {plugins.COMMANDS: {"hello": "hello_of_mine"}, plugins.SETTINGS: {
         "hello": "settings_of_mine:PART", "other": "settings_of_mine:OTHER", "none": "settings_of_mine:NONE",
-        "lost": "lost"}}  # fmt: skip
+        "lost": "lost", "rude": "settings_of_mine:RUDE"}}  # fmt: skip
     install(tmp_path, "greetings", offers, hello_of_mine=HELLO, settings_of_mine=SETTINGS)
     job = "fasttrain env.id=CartPole-v1 algo=ppo"
     found = asked(tmp_path, "fasttrain hello hello.size=5 word=ho", "fasttrain hello hello.size=2",
                   "fasttrain hello hello.size=13", f"{job} hello.size=5", f"{job} word=ho", f"{job} hello.sise=5",
-                  "fasttrain settings hello.", "other.x=1", "none.x=1", "lost.x=1")  # fmt: skip
+                  "fasttrain settings hello.", "other.x=1", "none.x=1", "lost.x=1", "rude.x=1")  # fmt: skip
     assert [line.removeprefix("fasttrain: error: ") for line in found] == [
         "Hello(size=5) ho {'gate': 3}",  # runs do not store settings of other packages' commands
         "hello.size=2: must be at least 3", "hello.size=13: brings bad luck",
@@ -97,6 +101,8 @@ def test_a_package_brings_settings_of_its_command_with_rules_and_texts(tmp_path:
             "'other' of the package greetings has a name that means something else in a configuration: gate",
             "'none' of the package greetings is no fasttrain.spec.plugins.Part but 3",
             "'lost' of the package greetings cannot be loaded from lost: ModuleNotFoundError: No module named 'lost'",
+            "'rude' of the package greetings has wrong settings or files: TypeError: owners must be an Owner for keys "
+            "of its own, rules a tuple of functions",
         )),
     ]  # fmt: skip
 
@@ -150,6 +156,8 @@ def test_metadata_that_are_older_than_the_source_are_told_wherever_a_name_is_mis
     for key, line in zip(keys, asked(tmp_path, *(f"algo=ppo env.id=A {key}=3" for key in keys)), strict=True):
         lacks = " belongs to fasttrain_.*, which this installation of fasttrain lacks; fasttrain's installed metadata"
         assert re.match(key.partition(".")[0] + lacks, line)
+    (line,) = asked(tmp_path, "fasttrain -m env.id=CartPole-v1 algo=ppo seed=1,2")
+    assert line.startswith("fasttrain: error: sweep belongs to fasttrain_studies")
     monkeypatch.syspath_prepend(str(install(tmp_path / "older", "fasttrain", {plugins.GAMES: {"chess": "chess"}})))
     with pytest.raises(ConfigError, match=told):
         implementation("zoo")

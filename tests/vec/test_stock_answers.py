@@ -14,7 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from fasttrain.envs.retrace import Retrace
 from fasttrain.errors import EnvError
-from fasttrain.vec.stock import ActionLogVecEnv, NotedVecEnv
+from fasttrain.vec.stock import ActionLogVecEnv
 from plain_env import PlainEnv
 
 SEEN = np.zeros(3, np.float32)
@@ -92,7 +92,3 @@ def test_a_fork_that_comes_back_from_the_env_ends():
     played(steps=3, answer=lambda: children.append(os.fork()))
     assert children[0] > 0, "the child would go on with these tests"
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 1
-
-
-def test_scripts_find_the_envs_by_their_former_names():
-    assert NotedVecEnv is ActionLogVecEnv

@@ -47,7 +47,8 @@ class Player:
         policy = copy.deepcopy(model.policy)
         policy.set_training_mode(False)
         engine = model.engine_now()
-        self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
+        settings = EngineSettings(kind=engine.settings.kind, channels_last=engine.settings.channels_last)
+        self.engine: Engine = type(engine)(policy, settings)
         self.engine.guard = None
         self.engine.begin()
         self.lstm_states: RNNStates | None = None  # states after the last `act`; None: not recurrent

@@ -263,6 +263,8 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
         before = read_json(found.folder / "sweep.json").get("arguments")
         if before is not None and sorted(before) != sorted(without_folder(arguments)):
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
+    if message := plugins.missing_text("sweep"):
+        raise ConfigError(message)
     with activity(make_console(), "loading fasttrain"):
         sweeps = plugins.load(plugins.COMMANDS, "-m")
     gc.enable()  # __main__ disabled it, and a sweep may last for days

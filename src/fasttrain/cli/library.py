@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from fasttrain.algos.devices import use_channels_last
 from fasttrain.cli import draw_report, refuse_while_imported
 from fasttrain.cli.commands import Request, apply_on_existing, refuse_foreign_keys
 from fasttrain.cli.compose import composer, conf_dir
@@ -118,6 +119,7 @@ def train(
         if torch.are_deterministic_algorithms_enabled() != strict:
             torch.use_deterministic_algorithms(strict)
     run.model.env = None
+    use_channels_last(run.model.policy, False)  # for the user's code, which may script or save the networks
     return Trained(run.plan, run.model, read_json(where / "summary.json"), read_json(where / "perf.json"), where)
 
 

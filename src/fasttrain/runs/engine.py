@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
-from torch import nn
+from torch.backends import mkldnn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from fasttrain.algos.devices import EngineSettings
+from fasttrain.algos.devices import EngineSettings, convolutions
 from fasttrain.algos.engine import Fast, find_kernels
 from fasttrain.algos.guard import Guard, optimizers_of
 from fasttrain.algos.policy_view import StockView
@@ -50,7 +50,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if kernels_on else 1,
         fused_adam=fused.requested != "off" and not kernels_on,
-        channels_last=fused.requested != "off" and not kernels_on,
+        channels_last=fused.requested != "off" and not kernels_on and mkldnn.is_available(),  # type: ignore[no-untyped-call]
         amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
         compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),
         gradient_accumulation=config.gradient_accumulation,  # DQN does not use this value
@@ -76,10 +76,11 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    images = settings.channels_last and any(isinstance(layer, nn.Conv2d) for layer in model.policy.modules())
-    ways = [way for way, used in ((ADAM, fused), (IMAGES, images)) if used and way not in row.reason]  # not if resumed
-    if ways and model.device.type == "cpu":
-        plan = plan.after("fused_update", "off", "; ".join([row.reason, *ways]))
+    used = {ADAM: fused, IMAGES: settings.channels_last and convolutions(model.policy)}
+    ways = [way for way in used if used[way] and model.device.type == "cpu"]
+    reason = "; ".join([*(part for part in row.reason.split("; ") if part not in used), *ways])  # not twice if resumed
+    if reason != row.reason:
+        plan = plan.after("fused_update", row.effective, reason)
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
     if plan.config.use_compile == "off" or model.env is None:

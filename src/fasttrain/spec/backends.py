@@ -127,7 +127,7 @@ def backends() -> list[str]:
 
 
 def check_parts(config: Config) -> None:
-    """Raises ConfigError if a part or the chosen backend refuses a setting, or one of another engine was changed."""
+    """Raises ConfigError if a part or the chosen backend refuses a setting, or another engine's setting was changed."""
     for rule in (rule for part in plugins.parts(*plugins.PARTS) for rule in part.rules):
         rule(config)
     for one in plugins.parts(plugins.ENGINES):

@@ -220,7 +220,7 @@ class Config:
     fused_update: Switch = setting(
         "off",
         "Compiled CPU kernels for acting and the update of MLP policies, also with an LSTM. auto compares "
-        "their speed with PyTorch's.",
+        "their speed with PyTorch's. Unless off, PyTorch uses its fused Adam, and channels_last for images.",
         "rounding",
         ours=True,
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_type_h
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.setting import defaults_of, did_you_mean
+from fasttrain.spec.setting import build, defaults_of, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -137,7 +137,11 @@ def checked(group: str, name: str) -> Any:
     try:
         if part.settings:
             to_dict(part.settings())
-            defaults_of(make_dataclass("parts", part.added()))
+            build(made := make_dataclass("parts", part.added()), defaults_of(made))  # each default fits its type
+        keys = {name for name, *_ in part.added()}
+        owners = [key.partition(".")[0] in keys and isinstance(one, Owner) for key, one in part.owners.items()]
+        if not all([*owners, *map(callable, part.rules)]):
+            raise TypeError("owners must be an Owner for keys of its own, rules a tuple of functions")
         if part.conf and not Path(part.conf).is_dir():
             raise NotADirectoryError(part.conf)
     except Exception as error:  # a wrong class of settings may raise anything
@@ -195,9 +199,10 @@ def without_unused(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_parts(config: type[C]) -> type[C]:
     """The configuration's class with the settings of all installed parts."""
-    taken = {*RESERVED, *(one.name for one in fields(config))}  # type: ignore[arg-type]
+    taken = {*RESERVED, *dir(config), *(one.name for one in fields(config))}  # type: ignore[arg-type]
     added = list[tuple[str, Any, Any]]()
-    for group, part in ((kind, one) for kind in PARTS for one in parts(kind)):
+    # fasttrain's own parts first
+    for group, part in sorted(((g, p) for g in PARTS for p in parts(g)), key=lambda offer: offer[1].name not in OWN):
         if twice := sorted(taken & {part.name, *(name for name, *_ in part.added())}):
             what = "has a name that means something else in a configuration"
             what += f": {', '.join(twice)}" * (twice != [part.name])

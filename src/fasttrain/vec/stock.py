@@ -342,9 +342,6 @@ def resting(env: VecEnv, wanted: bool) -> Iterator[Callable[[int], None]]:
         base.envs[:] = before
 
 
-NotedVecEnv = ActionLogVecEnv  # the former name of ActionLogVecEnv, for scripts
-
-
 # --- errors that SB3's loop, or a wrapper, raises because of what an env returned
 
 LOOPS = (*tuple(os.path.dirname(str(it.__file__)) for it in (stable_baselines3, gym.wrappers, retrace)), __file__)
