@@ -271,7 +271,11 @@ def test_keys_of_the_user_that_no_info_has_and_infos_that_say_nothing():
     assert candidate_entries({"board": np.zeros(3), "text": "x" * 99, "episode": 3}) == [f"text ({'x' * 19}…)"]
 
 
-def test_an_observation_that_is_not_finite_is_named_not_torchs_distribution():
+@pytest.mark.parametrize("validates", [True, False])  # a setting of torch: which error it raises for NaN
+def test_an_observation_that_is_not_finite_is_named_not_torchs_distribution(
+    monkeypatch: pytest.MonkeyPatch, validates: bool
+):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", validates)
     env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
     model = PPO("MlpPolicy", env, n_steps=8, batch_size=8)
     broken = env.envs[1].step

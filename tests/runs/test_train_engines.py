@@ -56,7 +56,9 @@ def test_a_run_leaves_every_file_and_no_process(
     each = dict(re.findall(r"of a game's time (\w+)_ms +([\d.]+)", done.out))
     assert each.keys() >= {"engine", "decode", "queue"}
     assert f"{lost} games were lost" in done.out
-    assert {won for won, _ in done.episodes()} == {1.0, -1.0}, "a lost game is no result"
+    results = {won for won, _ in done.episodes()}
+    assert results
+    assert results <= {1.0, -1.0}, "a lost game is no result"
     failed = failed_games(done.folder)
     assert {one["cause"] for one in failed} == {"closed"}
     assert len(failed) >= lost, "and the evaluations'"

@@ -96,7 +96,7 @@ def evaluate(
                 actions, states = predict(
                     observations, state=states, episode_start=starts, deterministic=deterministic, **extra
                 )
-            except ValueError:  # torch raises it for NaN; `check_step` names the env
+            except (RuntimeError, ValueError):  # torch raises one of them for NaN; `check_step` names the env
                 check_step(observations, np.zeros(1, np.float32), (), sum(lengths))
                 raise
             acted_on = observations
