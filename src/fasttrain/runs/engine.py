@@ -45,12 +45,13 @@ IMAGES = "convolutions with channels last in memory"
 
 def engine_settings(plan: RunSpec) -> EngineSettings:
     config, asked = plan.config, plan.row("torch_threads").requested
-    fused, kernels_on, cores = plan.row("fused_update"), config.fused_update == "on", usable_cores()
+    kernels_on, cores = config.fused_update == "on", usable_cores()
+    may_round = plan.row("fused_update").requested != "off" and not kernels_on  # PyTorch may, where it computes
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if kernels_on else 1,
-        fused_adam=fused.requested != "off" and not kernels_on,
-        channels_last=fused.requested != "off" and not kernels_on and mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        fused_adam=may_round,
+        channels_last=may_round and mkldnn.is_available(),  # type: ignore[no-untyped-call]
         amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
         compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),
         gradient_accumulation=config.gradient_accumulation,  # DQN does not use this value

@@ -198,10 +198,9 @@ def without_unused(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parts(config: type[C]) -> type[C]:
-    """The configuration's class with the settings of all installed parts."""
-    taken = {*RESERVED, *dir(config), *(one.name for one in fields(config))}  # type: ignore[arg-type]
+    """The configuration's class with the settings of all installed parts, fasttrain's own first."""
+    taken = {*RESERVED, *dir(config)}
     added = list[tuple[str, Any, Any]]()
-    # fasttrain's own parts first
     for group, part in sorted(((g, p) for g in PARTS for p in parts(g)), key=lambda offer: offer[1].name not in OWN):
         if twice := sorted(taken & {part.name, *(name for name, *_ in part.added())}):
             what = "has a name that means something else in a configuration"
