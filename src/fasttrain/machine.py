@@ -122,3 +122,8 @@ def bf16_units(cpuinfo: Path = _CPUINFO) -> str:
         return ""
     flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
     return next((name for flag, name in _BF16_UNITS.items() if flag in flags), "")
+
+
+def auto_device(images: bool, cuda: bool) -> str:
+    """CUDA for images, else the CPU, on which a small MLP is faster (SB3 too warns against a GPU for it)."""
+    return "cuda" if images and cuda else "cpu"

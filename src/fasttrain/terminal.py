@@ -74,6 +74,12 @@ def rate_text(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
+def duration_text(seconds: float) -> str:
+    """A time such as `3.25 s`, `0.5 ms` or `60 µs`."""
+    factor, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 else (1e6, "µs")
+    return f"{factor * seconds:.3g} {unit}"
+
+
 def with_interval(value: float | None, bounds: Sequence[float] | None, form: str, scale: float = 1.0) -> str:
     """A text such as `61.3 % [60.1, 62.4]`. Without bounds only the value; a dash for None, `never` for infinity."""
     if value is None:

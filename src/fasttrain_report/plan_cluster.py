@@ -22,7 +22,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, make_console, say
 from fasttrain.saving.files import read_json
-from fasttrain.terminal import rate_text
+from fasttrain.terminal import duration_text, rate_text
 from fasttrain_report.values import as_mapping, as_number
 
 KEYS = ("run", "games_per_hour", "cores", "price", "total_timesteps")
@@ -93,8 +93,8 @@ def main(arguments: Sequence[str]) -> int:
         far = "" if run is first else f"{100 * error:+.1f} %"
         table.add_row(str(run.actors), rate_text(run.steps_per_s), rate_text(predicted), far, str(run.folder))
     console.print(table)
-    say(console, f"The numbers of the formula come from the first row: the learner takes {_ms(formula.learner_s)} per "
-                 f"env step, an actor {_ms(formula.work_s)}.")  # fmt: skip
+    say(console, "The numbers of the formula come from the first row: per env step the learner takes "
+                 f"{duration_text(formula.learner_s)}, an actor {duration_text(formula.work_s)}.")  # fmt: skip
     if len(runs) == 1:
         say(console, "warning: only one number of actors was measured, so the error of the formula is not known: train "
                      f"again with cluster.actors={2 * first.actors}")  # fmt: skip
@@ -115,8 +115,8 @@ def plan(
     if (actors := formula.actors(wanted)) is None:
         most = 3600 / formula.learner_s / run.episode_steps
         raise ConfigError(
-            f"{head}; the learner alone takes {_ms(formula.learner_s)} per env step, enough for {most:,.0f} games an "
-            "hour with any number of actors: make the updates cheaper (algo.n_epochs, batch_size, a GPU)"
+            f"{head}; the learner alone takes {duration_text(formula.learner_s)} per env step, enough for {most:,.0f} "
+            "games an hour with any number of actors: make the updates cheaper (algo.n_epochs, batch_size, a GPU)"
         )
     machines = math.ceil((actors + 1) / cores)
     envs = max(1, int(run.config["num_envs"]) // run.actors) * actors
@@ -129,13 +129,10 @@ def plan(
     ]
     rollout = as_number(as_mapping(run.config.get("algo")).get("rollout_size"))
     if rollout and (each_s := rollout * formula.work_s / actors) < MESSAGE_S:
-        lines.append(f"warning: an actor would work {_ms(each_s)} a rollout, less than {_ms(MESSAGE_S)}, so messages "
-                     f"would cost much: use algo.rollout_size={math.ceil(rollout * MESSAGE_S / each_s)}")  # fmt: skip
+        lines.append(f"warning: an actor would work {duration_text(each_s)} a rollout, less than "
+                     f"{duration_text(MESSAGE_S)}, so messages would cost much: use "
+                     f"algo.rollout_size={math.ceil(rollout * MESSAGE_S / each_s)}")  # fmt: skip
     return lines
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
 
 
 def _typed(arguments: Sequence[str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ def test_the_plan_of_a_sweep_and_the_error_of_its_formula(tmp_path: Path, capsys
     stored(tmp_path / "0", 1, waited_ms=5000.0, learner_ms=500.0)  # 5.5 ms a step: 182 steps/s
     out = said(capsys, f"run={tmp_path}", "games_per_hour=18000", "cores=4", "price=2", "total_timesteps=3.6e6")
     assert f"1 182 182 {tmp_path / '0'} 2 308 333 +8.3 % {tmp_path / '1'}" in out
-    assert "the learner takes 0.5 ms per env step, an actor 5 ms" in out
+    assert "the learner takes 500 µs, an actor 5 ms" in out
     # 18,000 games of 100 steps are 500 steps/s: 2 ms a step, of which 1.5 are left for 5 ms of work: 4 actors
     assert "18,000 games an hour of 100 env steps are 500 steps/s: cluster.actors=4 num_envs=32" in out
     assert "machines of 4 cores: 2" in out

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import RunCommand, composed
+from fasttrain.algos.q_networks import DuelingDQNPolicy
 from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import name_of_env
 from fasttrain.spec.config import Config
@@ -87,6 +88,7 @@ def test_a_module_of_before_is_that_of_today(capsys: pytest.CaptureFixture[str])
         assert pickle.loads(f"c{before}\n__doc__\n.".encode()) == import_module(now).__doc__
         assert sys.modules[before] is import_module(now)
         assert capsys.readouterr().err.endswith(f"fasttrain: the module {before} is now {now}\n")
+    assert pickle.loads(b"cfasttrain.engines.q_networks\nDuelingDQNPolicy\n.") is DuelingDQNPolicy
     found = pickle.loads(b"cfasttrain.games.skullking.game\nSkullKingGame\n.")
     assert found is import_module("fasttrain_games.skullking.game").SkullKingGame
     assert found.__module__ == sys.modules[found.__module__].__spec__.name  # type: ignore[union-attr]

@@ -36,7 +36,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import is_self_play, uses_masks, with_fixed_opponent
 from fasttrain.spec.stepping import SHARED_MUST_GAIN, SLOW_S, is_faster, needs_single_envs, step_costs
-from fasttrain.terminal import command, rate_text
+from fasttrain.terminal import command, duration_text, rate_text
 from fasttrain.vec.base import SlotVecEnv, slots_of
 
 CHECK_SCHEMA = 1
@@ -162,12 +162,12 @@ def _stored_checkup(look: Callable[[], CheckupResult], option: str, folder: Path
 
 
 def _cost_rows(result: CheckupResult, costs: ProbeResult) -> Iterator[tuple[str, str]]:
-    yield "build", _duration(costs.build_s)
-    yield "reset", _duration(costs.reset_s)
+    yield "build", duration_text(costs.build_s)
+    yield "reset", duration_text(costs.reset_s)
     step_s = costs.step_s + costs.mask_s
     rate = f", {rate_text(1 / step_s)} steps/s one after another" if step_s > 0 else ""
-    yield "step", f"{_duration(costs.step_s)} ± {_duration(costs.step_cv * costs.step_s)}{rate}"
-    yield "action mask", _duration(costs.mask_s) if costs.has_masks else "none"
+    yield "step", f"{duration_text(costs.step_s)} ± {duration_text(costs.step_cv * costs.step_s)}{rate}"
+    yield "action mask", duration_text(costs.mask_s) if costs.has_masks else "none"
     count = len(result.returns)
     episode = "none ended" if costs.episode_steps is None else f"{costs.episode_steps:,.1f} steps, mean of {count:,}"
     yield "episode", episode
@@ -183,24 +183,18 @@ def _range(low: float, high: float) -> str:
     return f"always {low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
-def _duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
-
-
 CLOSE = 2.0  # a trial is run only if the estimates for one process and for workers differ by less than this factor
 TURNS, TURN_S = 3, 0.1
 PAYS_FROM_S = 20.0  # if all steps take less time, there is no trial, because a trial takes two or three seconds
 
 
 def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Console) -> EnvFacts:
-    """`facts` with the measured time of a step in one process and in workers, if `vec_env=auto` and the estimates are
+    """For `vec_env=auto`: `facts` with the measured time of a step in one process and in workers, if the estimates are
     close. The trial has its own envs and restores the random state. With `deterministic=true` there is no trial.
     """
     config = plan.config
-    open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
-    if not open_ or is_self_play(config) or config.num_envs == 1 or config.env.on_env_error == "restart":
+    needs_workers = config.env.on_env_error == "restart"
+    if facts.step_s is None or config.deterministic or is_self_play(config) or config.num_envs == 1 or needs_workers:
         return facts  # on_env_error=restart: only workers can restart an env
     facts = facts._replace(vector_form=has_vector_form(config))
     if facts.vector_form and not needs_single_envs(config):

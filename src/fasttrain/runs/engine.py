@@ -27,11 +27,11 @@ from fasttrain.algos.guard import Guard, optimizers_of
 from fasttrain.algos.policy_view import StockView
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.errors import EXIT_DONE, ConfigError
-from fasttrain.machine import usable_cores
+from fasttrain.machine import auto_device, usable_cores
 from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.view import activity, make_console, say
-from fasttrain.spec.computing import auto_device, mode_of
+from fasttrain.spec.computing import mode_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.precedence import COMPILES_FIRST

@@ -44,11 +44,10 @@ WRITTEN = {  # kind → the files that fasttrain writes for it
     "study": ("study.json", "trials.jsonl", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
     "sweep": ("sweep.json", "sweep.csv", *TRACKER_FILES),
     "run": ("plan.json", "summary.json", "status.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv",
-            "evaluations.csv", "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz",
-            "vecnormalize.pkl", "checkpoints/step_*", "videos/step_*.mp4", "trackers.json", "tensorboard", "wandb",
-            "daemons", "evaluating", "eval.json", "export.json", "exchange.json", *TRACKER_FILES,
-            *(f"{stem}{end}" for stem in STEMS for end in
-              (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
+            "evaluations.csv", "vecnormalize.npz", "vecnormalize.pkl", "checkpoints/step_*", "videos/step_*.mp4",
+            "trackers.json", "tensorboard", "wandb", "daemons", "evaluating", "eval.json", "export.json",
+            "exchange.json", *TRACKER_FILES, *(f"{stem}{end}" for stem in STEMS for end in (
+                ".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
 }  # fmt: skip
 PAGE = ("report.html", "report")
 NEEDED = ("plan.json", "summary.json", "model.zip")  # files that eval, play, export and resume read

@@ -80,16 +80,17 @@ def open_run(
 ) -> Iterator[Parts]:
     """Build the run that `config` asks for; show its plan and write plan.json. `folder` is locked inside the block."""
     console = make_console()
-    if config.init_from or config.policies or getattr(config.algo, "teacher", None):
+    if config.names_models:
         config = with_absolute_paths(config)
         check_init_from(config)
     with lock_folder(folder), survey_of(with_fixed_opponent(config), console) as survey:
-        compile_s = engine.compile_shown(game_calls(config), console)  # before the checkup, which plays the game
+        calls = game_calls(config)  # compiled before the checkup, which plays the game
+        compile_s = engine.compile_shown(calls, console) if calls else 0.0
         looks = [partial(run_checkup, config, folder, console, survey)] * 2 if config.checkup != "off" else []
-        facts = env_facts(with_fixed_opponent(config), survey, *looks)
-        plan = resolve(config, sources, facts, this_machine())
-        if (tried := with_trial(facts, plan, this_machine(), console)) != facts:
-            plan = resolve(config, sources, tried, this_machine())
+        facts, machine = env_facts(with_fixed_opponent(config), survey, *looks), this_machine()
+        plan = resolve(config, sources, facts, machine)
+        if plan.row("vec_env").requested == "auto" and (tried := with_trial(facts, plan, machine, console)) != facts:
+            plan = resolve(config, sources, tried, machine)
         if config.on_existing != "refuse":
             clear(folder, but="checkup.json" if config.checkup != "off" else "")
             if config.checkpoint.copy_to is not None:
@@ -199,9 +200,10 @@ def build(
         env = build_vec_env(config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons")
     try:
         model = _model(config, env, clock, voice, bool(users.callbacks))
-        if not resumes:
-            warm_start(config, model, voice)
-        follow_teacher(config, model)
+        if config.names_models:
+            if not resumes:
+                warm_start(config, model, voice)
+            follow_teacher(config, model)
         plan = _settled(plan, model, console, resumes, density)
         config = plan.config
         switch, switch_s = engine.switch_for(plan, model, console, voice, resumes, lambda: _decide(run, density))
@@ -241,8 +243,9 @@ def _settled(
 ) -> RunSpec:
     """Decide what depends on the built model: kernels or PyTorch, the number of threads, torch.compile or not."""
     plan = engine.settle_kernels(plan, model, resumes)
-    with activity(console, "trying kernels, torch and its threads"):
-        plan = settle_threads(plan if resumes else calibrate(plan, model, console, density), model)
+    if any(plan.row(flag).requested == "auto" for flag in ("fused_update", "torch_threads")):
+        with activity(console, "trying kernels, torch and its threads"):
+            plan = settle_threads(plan if resumes else calibrate(plan, model, console, density), model)
     with activity(console, "compiling the policy"):
         return engine.settle_engine(plan, model)
 

@@ -20,7 +20,7 @@ from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
 from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of
-from fasttrain.terminal import value_text
+from fasttrain.terminal import spelt, value_text
 
 MAX_N_STEPS = 128  # limit of buffers/n_step.py
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
@@ -353,3 +353,23 @@ class Context(NamedTuple):
         if self.typed(flag) and getattr(self.config, flag) not in usual:
             raise ConfigError(error)
         return value, why
+
+
+def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
+    """Raises ConfigError if a key needs the fast class or prioritized replay, which the run does not use."""
+    for key in ("algo.per_alpha", "algo.per_beta"):
+        if sources.get(key) == "command line" and not config.algo.prioritized:
+            raise ConfigError(
+                f"{key} has no effect with algo.prioritized=false: use algo.prioritized=true, or remove it"
+            )
+    if "algo.her_goals" in sources and getattr(config.algo, "her", "") == "off":
+        raise ConfigError("algo.her_goals has no effect with algo.her=off: use algo.her=future, or remove it")
+    if engine != "stock" or not config.algo.spec.fast:
+        return
+    for name, (_, usual) in config.algo.spec.extras.items():
+        value = getattr(config.algo, name)
+        if value != usual and name not in ("use_masking", "action_noise"):
+            raise ConfigError(
+                f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such argument; use "
+                f"engine=fast, or remove algo.{name}"
+            )

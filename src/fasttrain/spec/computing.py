@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
+from fasttrain.machine import auto_device
 from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
-from fasttrain.terminal import spelt, value_text
+from fasttrain.terminal import value_text
 
 # Limits for runs that runs/calibration.py does not measure: from trainings of two layers on two cores with AVX512-BF16.
 # Other machines differ by a factor of 1.5. AMP: from this many units in the widest layer on (the second number: with
@@ -23,11 +24,6 @@ MEANT_BY_ON = {"use_amp": "bfloat16", "use_compile": "default"}
 def mode_of(switch: str, value: str) -> str:
     """The dtype of `use_amp` or the mode of `use_compile` that a value means."""
     return MEANT_BY_ON[switch] if value == "on" else value
-
-
-def auto_device(images: bool, cuda: bool) -> str:
-    """CUDA for images, else the CPU, on which a small MLP is faster (SB3 too warns against a GPU for it)."""
-    return "cuda" if images and cuda else "cpu"
 
 
 def device_of(context: Context) -> str:
@@ -229,26 +225,6 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     if context.env.images and context.machine.cores > 2:
         return "on", "drawing images takes long, and a core is free"
     return "off", "drawing batches takes almost no time"
-
-
-def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError if a key needs the fast class or prioritized replay, which the run does not use."""
-    for key in ("algo.per_alpha", "algo.per_beta"):
-        if sources.get(key) == "command line" and not config.algo.prioritized:
-            raise ConfigError(
-                f"{key} has no effect with algo.prioritized=false: use algo.prioritized=true, or remove it"
-            )
-    if "algo.her_goals" in sources and getattr(config.algo, "her", "") == "off":
-        raise ConfigError("algo.her_goals has no effect with algo.her=off: use algo.her=future, or remove it")
-    if engine != "stock" or not config.algo.spec.fast:
-        return
-    for name, (_, usual) in config.algo.spec.extras.items():
-        value = getattr(config.algo, name)
-        if value != usual and name not in ("use_masking", "action_noise"):
-            raise ConfigError(
-                f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such argument; use "
-                f"engine=fast, or remove algo.{name}"
-            )
 
 
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:

@@ -363,6 +363,11 @@ class Config:
         return 0, 60 * float(every.removesuffix("min"))
 
     @property
+    def names_models(self) -> bool:
+        """Whether the training begins with other models or follows one: `init_from`, `algo.teacher`, `policies`."""
+        return bool(self.init_from or self.policies or getattr(self.algo, "teacher", None))
+
+    @property
     def own(self) -> OwnValues:
         """The defaults of the game or algorithm in this tier, for settings that the user does not set."""
         return own_values(self.env.spec.own, self.algo.spec, self.tier)

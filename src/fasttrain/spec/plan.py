@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec import computing, stepping
+from fasttrain.spec import checks, computing, stepping
 from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, algorithms_with, games_own
 from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
@@ -115,7 +115,7 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
             rows.append(Row("steps_back", steps, steps, "rollout_size ÷ num_envs", "trade-off", reason))
             rows += (Row(*row) for row in computing.memory_rows(config.algo, effective["engine"], sources))
     if not config.algo.spec.recurrent:
-        computing.check_extras(config, effective["engine"], sources)
+        checks.check_extras(config, effective["engine"], sources)
     if config.algo.spec.off_policy:
         ratio, reason = computing.replay_ratio(config, effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates ÷ transitions", "trade-off", reason))

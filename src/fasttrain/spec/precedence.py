@@ -68,7 +68,7 @@ PREFIX = "FASTTRAIN_"  # beginning of environment variables of flags and aliases
 BARE = (
     "num_envs", "use_subproc_envs", "use_subproc_vec_env", "force_dummy_vec_env", "updates_per_step", "batch_size",
     "warmup_steps", "use_amp", "use_compile", "use_torch_compile", "prefetch", "pin_memory", "use_pinned_memory",
-    "batch_inference", "train_log_enabled", "train_log_to_console", "train_log_to_file", "log_every", "reward_debug",
+    "train_log_enabled", "train_log_to_console", "train_log_to_file", "log_every", "reward_debug",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ CLASS_PATHS = {  # former path → present path, in settings and imports; the fi
     "fasttrain.games": "fasttrain_games",
     "fasttrain.daemons": "fasttrain_engines",
     "fasttrain.vec.games": "fasttrain_engines.vec_env",
+    "fasttrain.engines": "fasttrain.algos",
     "fasttrain.vec.envpool": "fasttrain_integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain_integrations.pettingzoo",
     "fasttrain.envs:fasttrain/": "fasttrain/",  # in env.id=MODULE:ID

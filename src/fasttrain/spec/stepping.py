@@ -13,6 +13,7 @@ from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Ma
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import evaluation_envs, is_self_play, memory_inputs, uses_masks
+from fasttrain.terminal import duration_text
 
 # Overhead of stepping, measured with CartPole (benchmarks, vecenv-step): per env, in a loop or in a worker, and per
 # vector step with workers. The second is the time to wake the workers and wait for them, on a machine that is not idle.
@@ -76,21 +77,21 @@ def _choose_vec_env(requested: str, context: Context) -> Resolved:
 def _by_cost(step_s: float, context: Context) -> Resolved:
     num_envs, env = context.config.num_envs, context.env
     if env.vector and is_faster(env.vector):
-        other, own = map(_duration, env.vector)
+        other, own = map(duration_text, env.vector)
         return "vector", f"tried: a step of {num_envs} envs takes {own} with the env's own vector form, else {other}"
     if env.vector_form and (why := needs_single_envs(context.config)):
         value, reason = _by_cost(step_s, context._replace(env=env._replace(vector_form=False)))
         return value, f"{reason}; {why}"
     loop_s, shared_s, workers = step_costs(num_envs, env, context.machine)
-    measured = f"env.step takes {_duration(step_s)}: {num_envs} envs one after another {_duration(loop_s)}"
+    measured = f"env.step takes {duration_text(step_s)}: {num_envs} envs one after another {duration_text(loop_s)}"
     if env.tried:
         loop_s, shared_s = env.tried
-        loop, shared = _duration(loop_s), _duration(shared_s)
+        loop, shared = duration_text(loop_s), duration_text(shared_s)
         must_gain = TRIED_MUST_GAIN if step_s < SLOW_S else 1 / TRIED_MUST_GAIN
         reason = f"tried: a step of {num_envs} envs takes {loop} in one process, {shared} in workers"
         return "shared" if loop_s > must_gain * shared_s else "dummy", reason
     if workers > 1 and loop_s > SHARED_MUST_GAIN * shared_s:
-        return "shared", f"{measured}, in {workers} workers about {_duration(shared_s)}"
+        return "shared", f"{measured}, in {workers} workers about {duration_text(shared_s)}"
     if workers < 2:
         return "dummy", f"{measured}; there is only one {'env' if num_envs == 1 else 'core'}"
     return "dummy", f"{measured}, {workers} workers would not be faster"
@@ -295,10 +296,6 @@ def resolve_eval_async(requested: bool, context: Context) -> Resolved:
     if not context.effective["eval_every"]:
         why = "no evaluations during training without eval_every=…"
     return (False, why) if why else (requested, "")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
 STOCK_ENVS = 8  # `rollout_size` in the tier `baseline` is for this number of envs: PPO's 16,384 are 8 × 2,048 steps
