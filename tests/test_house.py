@@ -41,7 +41,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 
 
 # Lines beside src: what sets up, what measures, and the tests.
-LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_856}
+LABORATORY = {"scripts": 331, "benchmarks": 5_168, "tests": 53_869}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -99,6 +99,19 @@ def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:
     passed = json.loads(done.stdout.splitlines()[-1])
     for way, ceilings in COMMAND_CEILINGS.items():
         assert {name: size for name, size in passed[way].items() if size > ceilings[name]} == {}, passed
+
+
+def test_the_mutants_can_be_made_again_and_their_killers_are_there() -> None:
+    texts = {
+        file: file.read_text(encoding="utf-8") for room in (SRC, Path(__file__).parent) for file in room.rglob("*.py")
+    }
+    for line in (Path(__file__).parent / "mutants.jsonl").read_text(encoding="utf-8").splitlines():
+        mutant = json.loads(line)
+        text = texts[SRC / mutant["file"]]
+        assert f"def {mutant['function'].rpartition('.')[2]}(" in text, line
+        assert mutant["old"] in text, line
+        for file, test in (re.sub(r"\[.*", "", killer).split("::") for killer in mutant.get("killers", ())):
+            assert f"def {test}(" in texts[Path(__file__).parent / file], line
 
 
 # Places where tests reach a private name of src: `x._name`, its import, patches by its name, programs in texts. Names
