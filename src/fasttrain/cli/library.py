@@ -65,7 +65,7 @@ def train(
     settings: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Trained:
-    """Train like the command `fasttrain train`, with the same output and the same files.
+    """Train like the command `fasttrain train`, with the same output and files. Environment variables set no flags.
 
     Args:
         env: a registered Gymnasium id, `module:Class`, the name of a game, or a class. Or the `RunSpec` of another run
