@@ -6,6 +6,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.precedence import ALIASES, BARE, TYPED, key_of, read, split_options, with_names_as_typed
+from messages import assert_says, wrong_inputs
 
 VEC = "vec_env=dummy"
 
@@ -46,27 +47,12 @@ def test_what_is_typed_and_exported_is_read(typed: list[str], environment: dict[
     assert normalise(typed, environment) == meant
 
 
-@pytest.mark.parametrize(
-    ("typed", "environment", "message"),
-    [
-        ([], {"FASTTRAIN_NUM_ENV": "3"}, "did you mean 'FASTTRAIN_NUM_ENVS'"),
-        ([], {"FASTTRAIN_SEED": "3"}, "only flags have one; type seed=3"),
-        (["use_amp=off", "amp_dtype=float16"], {}, "amp_dtype=float16 contradicts use_amp=off: they are one setting"),
-        (["use_subproc_envs=maybe"], {}, "=maybe: wrong value; .* another name for workers .false: 0.; use workers=…"),
-        (["use_subproc_envs=false,true"], {}, "use_subproc_envs=false,true: wrong value; use_subproc_envs is"),
-        (["use_subproc_envs=0", "num_workers=2"], {}, "num_workers=2 contradicts use_subproc_envs=0"),
-        (["workers=2", "num_workers=3"], {}, "num_workers=3 contradicts workers=2"),
-        ([], {"FASTTRAIN_VEC_ENV": "shared", "FORCE_DUMMY_VEC_ENV": "1"}, "=1 contradicts vec_env=shared"),
-        (
-            [VEC, "force_dummy_vec_env=true", "vec_env=shared"],
-            {},
-            "force_dummy_vec_env=true contradicts vec_env=shared",
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(typed: list[str], environment: dict[str, str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        normalise(typed, environment)
+@pytest.mark.parametrize("typed", wrong_inputs("names that contradict each other"))
+def test_what_cannot_be_meant_is_refused(typed: str):
+    exported = dict(word.split("=") for word in typed.split() if word[0].isupper())
+    with pytest.raises(ConfigError) as told:
+        normalise([word for word in typed.split() if word[0].islower()], exported)
+    assert_says("names that contradict each other", typed, str(told.value))
 
 
 def test_general_names_of_the_environment_say_nothing_of_a_run():

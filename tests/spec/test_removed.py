@@ -17,6 +17,7 @@ from fasttrain.spec.backends import name_of_env
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import all_keys, from_mapping
 from fasttrain.spec.removed import CLASS_PATHS, MOVED, REMOVED, removal_message, set_key
+from messages import assert_says, wrong_inputs
 
 CART = ("env.id=CartPole-v1", "algo=ppo")
 
@@ -35,34 +36,13 @@ def test_a_setting_that_is_no_more_is_refused(key: str):
     assert not place or place in all_keys()
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ("engine_switch_at=5", "engine_switch_at is no setting any more: kernels are used once they are compiled"),
-        ("metrics={port: 9100}", "metrics is no setting any more: use loggers=[csv, stdout, {logger: prometheus"),
-        ("metrics.port=9100", "metrics.port is no setting any more: use loggers="),
-        ("+guard.at_limit=stop", "guard.at_limit is no setting any more: use nan_guard=stop or nan_guard=rollback"),
-        ("daemons.recycle.games_=3", "unknown key 'daemons.recycle.games_'; did you mean 'daemons.recycle.games'"),
-        ("env.result={won: x}", "unknown key 'env.result.won'"),
-        ("checkpoint_every=5h", "checkpoint_every=5h: expected a number of env steps, or minutes as in 5min"),
-        ("daemons.timeouts_s.game=0", "daemons.timeouts_s.game=0.0: must be at least 0.1"),
-        (
-            "env.own.num_envs=3",
-            "env.own is no setting any more: a GameSpec declares it: write GAME = fasttrain.native.",
-        ),
-        ("warmup=all", "warmup=all: not one of off, only"),
-        ("warmup=true", "warmup=true: not one of off, only"),
-        (
-            "batch_inference=false",
-            "inference_batch_size is no setting any more: one forward pass always serves all envs",
-        ),
-        ("FASTTRAIN_CHECKPOINT_EVERY_MINUTES=5", "(environment: FASTTRAIN_CHECKPOINT_EVERY_MINUTES=5)"),
-    ],
-)
-def test_typed_it_is_one_line(fasttrain: RunCommand, typed: str, told: str, monkeypatch: pytest.MonkeyPatch):
-    if typed.startswith("FASTTRAIN_"):
+@pytest.mark.parametrize("typed", wrong_inputs("settings of before"))
+def test_typed_it_is_one_line(fasttrain: RunCommand, typed: str, monkeypatch: pytest.MonkeyPatch):
+    if exported := typed.startswith("FASTTRAIN_"):
         monkeypatch.setenv(*typed.split("="))
-    fasttrain(*CART, *([] if typed.startswith("FASTTRAIN_") else [typed])).refused(told)
+    done = fasttrain(*CART, *[typed][exported:])
+    done.refused()
+    assert_says("settings of before", typed, done.err)
 
 
 def test_it_is_refused_whatever_its_value_is_and_a_key_that_never_was_is_none():
