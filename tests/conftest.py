@@ -131,7 +131,7 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform != "win32":
         for module in (crew, process):
             monkeypatch.setattr(module, "START_METHOD", "forkserver")
-        multiprocessing.set_forkserver_preload(["fasttrain_vec.worker", "worker_toys"])
+        multiprocessing.set_forkserver_preload(["fasttrain_vec.worker", "toys", "worker_toys"])
 
 
 def composed(*arguments: str) -> dict[str, Any]:

@@ -1,21 +1,23 @@
-"""Small games for tests of vec, algos and parity: a native game, and seeded stock envs that give the same run twice."""
+"""Small games for tests of vec, algos and parity: a native game, and seeded stock envs that give the same run twice.
+
+Worker processes import this module. It imports no torch, which would cost each of them two seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import Slots
 from fasttrain.errors import EnvError
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
 
 class ToyGame:
@@ -116,6 +118,8 @@ class ToyGymEnv(gym.Env[NDArray[np.float32], int]):
 
 def toy_gym_vec(num_envs: int = 5, monitor: bool = True) -> DummyVecEnv:
     """The ToyGame's envs in SB3's DummyVecEnv."""
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
     def make(index: int) -> Callable[[], gym.Env]:
         return lambda: Monitor(ToyGymEnv(index)) if monitor else ToyGymEnv(index)
@@ -125,6 +129,8 @@ def toy_gym_vec(num_envs: int = 5, monitor: bool = True) -> DummyVecEnv:
 
 def seeded_vec(make: Callable[[], gym.Env], num_envs: int = 4) -> DummyVecEnv:
     """`make()` N times under Monitor; action spaces seeded, because SB3's identity envs draw their states from them."""
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
     def one(index: int) -> gym.Env:
         env = make()
@@ -160,15 +166,20 @@ class MaskedEnv(RandomEnv):
 
     share = 0.5
 
+    def _dims(self) -> list[int]:
+        space: Any = self.action_space
+        several = np.full(space.shape, 2) if isinstance(space, spaces.MultiBinary) else getattr(space, "nvec", None)
+        return np.ravel(space.n if several is None else several).astype(int).tolist()
+
     def _draw(self) -> Any:
-        dims = action_dims(self.action_space)
+        dims = self._dims()
         self.mask: NDArray[np.bool_] = self.np_random.random(sum(dims)) < self.share
         for start, size in zip(np.cumsum([0, *dims[:-1]]), dims, strict=True):
             self.mask[start + self.np_random.integers(size)] = True
         return super()._draw()
 
     def step(self, action: Any):
-        chosen = np.cumsum([0, *action_dims(self.action_space)[:-1]]) + np.asarray(action).reshape(-1)
+        chosen = np.cumsum([0, *self._dims()[:-1]]) + np.asarray(action).reshape(-1)
         assert self.mask[chosen].all()
         return super().step(action)
 
@@ -178,10 +189,28 @@ class MaskedEnv(RandomEnv):
 
 def single_thread() -> Iterator[None]:
     """Body of a fixture: torch on one thread. Two threads on a busy 2-core machine spin: 270 s of tests, not 11 s."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Failing(gym.Wrapper[Any, Any, Any, Any]):
+    """Fails in its seventh step, and so does every env that replaces it."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 7:
+            raise ValueError("the seventh step")
+        return super().step(action)
+
+
+def short() -> gym.Env:
+    return gym.make("CartPole-v1", max_episode_steps=5)
 
 
 class Corridor(gym.Env[NDArray[np.float32], int]):

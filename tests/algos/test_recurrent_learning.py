@@ -19,7 +19,7 @@ from fasttrain.buffers.recurrent import Memory
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.groups import WorkerGroups
 from recurrent_cases import assert_walked
-from toys import seeded_vec
+from toys import Failing, seeded_vec, short
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 ROUNDING = EngineSettings(fused_adam=True)
@@ -89,22 +89,6 @@ def test_a_last_minibatch_of_one_is_refused():
             model_of(batch_size=size)
     model_of(batch_size=21, normalize_advantage=False).learn(64)
     model_of(batch_size=22).learn(64)
-
-
-class Failing(gym.Wrapper):
-    """Fails in its seventh step, and so does every env that replaces it."""
-
-    steps = 0
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps == 7:
-            raise ValueError("the seventh step")
-        return super().step(action)
-
-
-def short() -> gym.Env:
-    return gym.make("CartPole-v1", max_episode_steps=5)
 
 
 @pytest.mark.usefixtures("forked_workers")
