@@ -153,11 +153,7 @@ class Daemon:
     def _environment(self) -> dict[str, str]:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), GAMES])
-        return {
-            **os.environ,
-            "PATH": path,
-            **threads,
-        }
+        return {**os.environ, "PATH": path, **threads}
 
     async def connect(self, make: Callable[[], Channel]) -> Channel:
         """A new connection, or the pipes. Raises GameLostError if the process cannot be reached."""

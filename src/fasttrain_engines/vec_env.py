@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, each_array, select_rows
 from fasttrain.envs.masks import mask_width
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
 from fasttrain.machine import usable_cores
-from fasttrain.vec.base import copy_observations, episode_info
+from fasttrain.vec.base import copy_observations
 from fasttrain.vec.external import ExternalVecEnv, Figure
 from fasttrain.vec.groups import GroupStep
 from fasttrain_engines.daemon import check_jvm_flags
@@ -62,6 +62,8 @@ class DaemonVecEnv(ExternalVecEnv):
         EnvSpecError: the class cannot be made, or the first engine does not start.
         ConfigError: the settings contradict each other.
     """
+
+    elsewhere = "the games are played by external engines"
 
     def __init__(
         self,
@@ -262,9 +264,7 @@ class DaemonVecEnv(ExternalVecEnv):
         self, infos: list[dict[str, Any]], rows: object, records: object, finished: list[FinishedEpisode]
     ) -> None:
         """Write the infos of rows in which an episode ended."""
-        elapsed_s = round(time.monotonic() - self._started_at, 6)
-        for episode in finished:
-            infos[episode.env_index] = episode_info(episode, elapsed_s)
+        self.fill_ends(infos, finished)
 
     # --- the connection to the workers
 
@@ -352,17 +352,6 @@ class DaemonVecEnv(ExternalVecEnv):
         now.daemons = now.daemons_since(tally)
         found = summary(now, self.times().since(times), wall_s)
         return advice(found, self.num_envs, self.num_daemons, usable_cores())
-
-    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        raise EnvError(f"games with external engines have no method {name!r} that could be called from here")
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "render_mode":  # SB3's constructor asks every env for it
-            return [None] * len(self.env_indices(indices))
-        raise AttributeError(f"games with external engines have no attribute {attr_name!r} that can be read here")
-
-    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        raise EnvError(f"{attr_name!r} of games with external engines cannot be set from here; give it as env.kwargs")
 
     def close(self) -> None:
         if self._first:

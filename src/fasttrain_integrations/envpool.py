@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from fasttrain.batch import FinishedEpisode
 from fasttrain.envs.names import arguments
@@ -81,6 +81,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._what = f"env.id={env_id} of EnvPool"
+        self.elsewhere = f"{self._what}: its envs are C++ (with env.backend=gymnasium they are Python)"
         self._envpool = _package()
         self._env_id = env_id
         self._pool_options = dict(options or {})
@@ -196,17 +197,6 @@ class EnvPoolVecEnv(SlotVecEnv):
         if options:
             raise EnvError("EnvPool takes no reset options: give its options as env.kwargs")
         super().set_options(options)
-
-    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        raise EnvError(f"{self._what}: its envs are C++ and have no method {name!r}; use env.backend=gymnasium")
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "render_mode":  # SB3's constructor asks every env for it
-            return [None] * len(self.env_indices(indices))
-        raise AttributeError(f"{self._what}: its envs are C++ and have no attribute {attr_name!r}")
-
-    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        raise EnvError(f"{self._what}: its envs are C++, {attr_name!r} cannot be set; give options as env.kwargs")
 
     def close(self) -> None:
         self._pool = None  # this ends the pool's threads

@@ -24,7 +24,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from fasttrain.algos.engine import note_episodes
 from fasttrain.algos.ppo import _PPO, has_stock_buffer
@@ -60,6 +60,7 @@ class ActorVecEnv(SlotVecEnv):
     """
 
     actor: Any = Actor
+    elsewhere = "cluster=ray: the envs are in actors"
 
     def __init__(self, config: Config, num_envs: int) -> None:
         if config.vec_env not in ("dummy", "native", "shared", "daemons"):
@@ -288,17 +289,6 @@ class ActorVecEnv(SlotVecEnv):
 
     def step_slots(self, actions: NDArray[Any]) -> None:
         raise RuntimeError("the envs of cluster=ray step in actors: only whole rollouts can be collected")
-
-    def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        raise EnvError(f"cluster=ray: the envs are in actors, so {name!r} cannot be called")
-
-    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "render_mode":  # SB3's constructor asks every env for it
-            return [None] * len(self.env_indices(indices))
-        raise AttributeError(f"the envs of cluster=ray are in actors: {attr_name!r} cannot be read")
-
-    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        raise EnvError(f"cluster=ray: the envs are in actors, so {attr_name!r} cannot be set")
 
     def close(self) -> None:
         """Close the envs, and end the actors, and Ray if it was started for this training."""

@@ -132,7 +132,7 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
     chosen_levers(levers, asked_of(config))  # raises an error for a wrong name before anything runs
     asked = [text for text in overrides if text.replace("'", "") != "candidates=ablate"]
     study = Study("ablate", folder, asked, make_console(), config.on_existing == "overwrite")
-    ablation = Ablation(study, config, base, before, levers)
+    ablation = Ablation(study, config, base, levers)
     try:
         return ablation.run()
     except KeyboardInterrupt:
@@ -141,11 +141,9 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
 
 
 class Ablation:
-    def __init__(
-        self, study: Study, config: Config, base: Sequence[str], before: Mapping[str, Any], levers: Sequence[Lever]
-    ) -> None:
+    def __init__(self, study: Study, config: Config, base: Sequence[str], levers: Sequence[Lever]) -> None:
         self.study, self.config, self.base = study, config, list(base)
-        self.before, self.after, self.all_levers = before, settings(config), list(levers)
+        self.after, self.all_levers = settings(config), list(levers)
         self._names = tuple(lever.name for lever in levers)
         self.levers: list[Lever] = []
         self.wanted: list[Wanted] = []
@@ -199,7 +197,7 @@ class Ablation:
 
     def _wanted(self, label: str, applied: Sequence[str], seed: int, horizon: tuple[int, float]) -> Wanted:
         name = "cell-" + "".join(letter if letter.isalnum() else "_" for letter in label.replace("-", "without_"))
-        values = values_with(self.before, self.after, self.all_levers, applied)
+        values = values_with(self.after, self.all_levers, applied)
         self.study.write_profile(name, values, f"a cell of the study: {label}", {})
         return self._cell(label, self.study.use_profile(name), seed, horizon)
 
@@ -277,7 +275,7 @@ class Ablation:
         self.study.say_profile(MEASURED, path, self.base)
 
     def _write_profile(self, findings: Sequence[Finding], applied: Sequence[str], said: str) -> Path:
-        values = values_with(self.before, self.after, self.all_levers, applied)
+        values = values_with(self.after, self.all_levers, applied)
         notes = {key: finding.why() for finding in findings for key in finding.lever.before}
         head = (
             f"The settings of the profile that pay on {self.config.env.name} with {self.config.algo.name}, measured in "
@@ -320,9 +318,7 @@ def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
     return [lever for lever in levers if not names or lever.name in names]
 
 
-def values_with(
-    before: Mapping[str, Any], after: Mapping[str, Any], levers: Sequence[Lever], applied: Sequence[str]
-) -> dict[str, Any]:
+def values_with(after: Mapping[str, Any], levers: Sequence[Lever], applied: Sequence[str]) -> dict[str, Any]:
     """The profile's settings, with the baseline's values for all `levers` that `applied` does not name."""
     values = dict(after)
     for lever in levers:

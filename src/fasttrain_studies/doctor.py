@@ -36,7 +36,6 @@ DOCTOR_SCHEMA = 1
 SHOWN, TRIED = 2, 1  # how many suggestions are shown, and how many are tried
 SECONDS = 3.0  # seconds for measuring each part
 AGAIN_ROUNDS = 7  # rounds; each measures a part of the training as it is, and with the change
-TRY_S = 4.0  # shortest time of each training that tries a change
 OWN_KEYS = ("doctor", "run")
 # Settings of the run that are not used in trainings that try a change.
 NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every")
@@ -192,7 +191,7 @@ class Doctor:
         """Train twice with the present and twice with the changed configuration; the faster run of each is compared."""
         config = self.plan.config
         rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
-        steps = max(int(max(TRY_S, 2 * SECONDS) / typical(self.samples["train"])), 6 * rollout)
+        steps = max(int(2 * SECONDS / typical(self.samples["train"])), 6 * rollout)
         short = [f"total_timesteps={steps}", "eval.episodes=2", "live=off", "report=false"]
         if config.algo.spec.off_policy:
             short.append(f"warmup_steps={min(config.warmup_steps, steps // 10)}")

@@ -149,7 +149,7 @@ def _segment(
     """Train a model to `until` env steps (None: to the end), from its newest checkpoint if it has one."""
     folder, at = study.folder_of(member), f"stop.at_steps={spelt(until)}"
     study.wait_for(folder)
-    if CheckpointFolder(folder / "checkpoints").newest().folder is not None:
+    if CheckpointFolder(folder / "checkpoints").newest() is not None:
         command, typed = "resume", [f"run={folder}", at]
     else:
         command, typed = "train", [*merged(study.usual(member), study.overrides_of(member)), at]
@@ -162,7 +162,7 @@ def _segment(
 def _steps(folder: Path) -> int:
     """Env steps of the model in the folder: at its end if it ended by itself, else those of its newest checkpoint."""
     summary = read_json(folder / "summary.json")
-    newest = CheckpointFolder(folder / "checkpoints").newest().folder
+    newest = CheckpointFolder(folder / "checkpoints").newest()
     at_end = int(summary["env_steps"]) if summary.get("status") == "done" else 0
     return max(at_end, 0 if newest is None else int(newest.name.rpartition("_")[2]))
 
@@ -199,7 +199,7 @@ def exchange(study: Study, config: Config, members: Sequence[Wanted], until: int
         algo = read_json(source / "plan.json")["config"]["algo"]
         settings = {key: algo.get(key.removeprefix("algo.")) for key in changing(config)}
         settings |= {key: moved(algo.get(key.removeprefix("algo.")), of, random) for key, of in _ranges(config).items()}
-        point = CheckpointFolder(target / "checkpoints").newest().folder
+        point = CheckpointFolder(target / "checkpoints").newest()
         if point is None:
             continue
         Exchange(int(point.name.rpartition("_")[2]), settings).leave(target, source)

@@ -26,7 +26,6 @@ from fasttrain.saving.files import lock_folder, read_json, write_json
 from fasttrain.spec.precedence import key_of, without_folder
 from fasttrain.terminal import command, near, one_line, with_interval
 from fasttrain_studies.launched import (
-    USUAL,
     CellTask,
     cells_in,
     forget_unfinished,
@@ -39,11 +38,6 @@ from fasttrain_studies.study import Cell, last_line, run_cell
 
 CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "update_ratio", "env_steps", "wall_s",
                "startup_s", "error", "folder")  # fmt: skip
-
-
-def is_usual(launcher: object) -> bool:
-    """Whether this launcher of Hydra runs the jobs in this process, one after the other."""
-    return launcher == USUAL
 
 
 class SweepEnd(BaseException):

@@ -98,11 +98,6 @@ class Crew:
             self.close()
             raise
 
-    @property
-    def restarts(self) -> int:
-        """Number of envs and workers that were replaced."""
-        return self.replacements.count
-
     def _start(self, env_fns: Sequence[EnvFn], scout: Scout | None) -> None:
         bounds = np.linspace(0, self.num_envs, self.num_workers + 1).round().astype(int).tolist()
         for index, (first, stop) in enumerate(pairwise(bounds)):

@@ -107,7 +107,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, NDArray[Any]]):
     @property
     def restarts(self) -> int:
         """Number of envs and workers that were replaced."""
-        return self._crew.restarts
+        return self._crew.replacements.count
 
     @property
     def np_random_seed(self) -> Any:

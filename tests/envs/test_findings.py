@@ -9,7 +9,6 @@ from gymnasium import spaces
 
 from fasttrain.envs.findings import (
     AnswerCheck,
-    empty_heads,
     fingerprint,
     not_picklable,
     single_valued,
@@ -37,6 +36,23 @@ def test_a_misfit_is_counted_and_its_worst_case_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    ("space", "mask", "told"),
+    [
+        (spaces.Discrete(2), [0, 0], "allows none of 2 actions"),
+        (spaces.Discrete(2), [0, 1], ""),
+        (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 0, 0], "allows none of 5 actions in head [1]"),
+        (spaces.MultiDiscrete([2, 3]), [0, 0, 0, 0, 1], "allows none of 5 actions in head [0]"),
+        (spaces.MultiBinary(3), [1, 0, 0, 0, 0, 1], "allows none of 6 actions in head [1]"),
+    ],
+)
+def test_a_mask_that_allows_nothing_is_told_with_its_head(space: Any, mask: list[int], told: str) -> None:
+    witness = AnswerCheck(BOX, space)
+    witness(moment(mask=np.array(mask, np.bool_)))
+    found = [text.partition(" (reset")[0] for text in map(str, witness.findings())]
+    assert found == ["the action mask " + told] * bool(told)
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         (np.zeros(2), np.zeros(3)),
@@ -54,20 +70,6 @@ def test_fingerprints_differ_where_the_values_do(one: Any, other: Any) -> None:
     assert fingerprint(one) == fingerprint(one)
     hash(fingerprint(one))
     assert fingerprint(np.array([np.nan])) == fingerprint(np.array([np.nan]))
-
-
-@pytest.mark.parametrize(
-    ("space", "mask", "heads"),
-    [
-        (spaces.Discrete(2), [0, 0], [0]),
-        (spaces.Discrete(2), [0, 1], []),
-        (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 0, 0], [1]),
-        (spaces.MultiDiscrete([2, 3]), [0, 0, 0, 0, 1], [0]),
-        (spaces.MultiBinary(3), [1, 0, 0, 0, 0, 1], [1]),
-    ],
-)
-def test_empty_heads(space: spaces.Space[Any], mask: list[int], heads: list[int]) -> None:
-    assert empty_heads(space, np.array(mask, np.bool_)) == heads
 
 
 class Sulking:

@@ -73,7 +73,7 @@ def _chain(nursery: Nursery, folder: Path, lane: str, wanted: int, rng: Random, 
         training.send(signal.SIGKILL)
         training.end()
         _look(training, begun_at, wire, lane, found)
-        begun_at = CheckpointFolder(training.run / "checkpoints").newest().folder
+        begun_at = CheckpointFolder(training.run / "checkpoints").newest()
         if begun_at is None:
             shutil.rmtree(training.run)
         wire.clear()
@@ -104,7 +104,7 @@ def _look(training: Training, begun_at: Path | None, wire: Wire, lane: str, foun
         if "going on from" not in training.said():
             return
         _went_on(training, begun_at, lane, found)
-    newest = CheckpointFolder(training.run / "checkpoints").newest().folder
+    newest = CheckpointFolder(training.run / "checkpoints").newest()
     if newest is None:
         return
     begun = 0 if begun_at is None else steps_of(begun_at)
@@ -132,13 +132,14 @@ def on_bad_disk(nursery: Nursery, folder: Path, plan: dict[str, Any], found: Tal
     arguments = [*LANES["ppo"], f"total_timesteps={4 * INTERVAL}", "checkpoint.keep=1"]
     training = Training(nursery, folder, arguments, disk=plan)
     code, said = training.end(), training.said()
-    newest, problems = CheckpointFolder(training.run / "checkpoints").newest()
+    saved = CheckpointFolder(training.run / "checkpoints")
+    newest = saved.newest()
     told = said.count("warning: the checkpoint of") == 1 and "could not be written (" in said
     last = "warning: not saved for a resume: the checkpoint of 256 steps could not be written"
     well = found.judge(
         "points", str(plan), f"exit code {code}, {listed(training.run / 'checkpoints')}: {said}",
         gone_on=code == 0 and json.loads((training.run / "summary.json").read_text())["env_steps"] == 4 * INTERVAL,
-        kept=newest is not None and not problems and not unread(newest),
+        kept=newest is not None and newest == saved.all()[0] and not unread(newest),
         written_later=newest is not None and steps_of(newest) == (INTERVAL if forever else 4 * INTERVAL),
         told=told and (last in said or not forever), tidy=not temporary(training.run),
     )  # fmt: skip

@@ -167,14 +167,15 @@ def kill_a_worker(training: Training, rng: Random) -> int:
 
 def judge(training: Training, cell: Cell, resumes: Path | None, found: Tally) -> Path | None:
     """The newest checkpoint, if everything is saved and nobody is left."""
-    newest, problems = CheckpointFolder(training.run / "checkpoints").newest()
+    saved = CheckpointFolder(training.run / "checkpoints")
+    newest = saved.newest()
     summary = read_json(training.run / "summary.json") if (training.run / "summary.json").exists() else {}
     said, left = training.said(), training.litter()
     well = found.judge(
-        "stops", f"{cell}, exit code {training.code}, {problems}, {left}", said,
+        "stops", f"{cell}, exit code {training.code}, {newest}, {left}", said,
         code_4=training.code == 4, model=(training.run / "model.zip").is_file(),
         stopped_by_a_signal=summary.get("stopped_by") == "signal",
-        checkpoint=newest is not None and not problems and not unread(newest),
+        checkpoint=newest is not None and newest == saved.all()[0] and not unread(newest),
         few_steps_dropped=newest is not None and summary and 0 <= summary["env_steps"] - steps_of(newest) <= 64,
         quiet="Traceback" not in said, alone=not left,
         gone_on=resumes is None or f"going on from {resumes.name}:" in said,
@@ -212,7 +213,7 @@ def ends(count: int, rng: Random, folder: Path, nursery: Nursery) -> Tally:
         left_over = training.litter()
         found.judge("ends", kind, f"{left_over} left: {training.said()}", alone=not left_over)
         training.send(signal.SIGKILL, group=True)
-        begun = CheckpointFolder(training.run / "checkpoints").newest().folder is not None
+        begun = CheckpointFolder(training.run / "checkpoints").newest() is not None
         if not begun:
             shutil.rmtree(training.run, ignore_errors=True)
     return found

@@ -159,9 +159,9 @@ def test_what_belongs_together_is_one_lever_and_all_of_them_are_the_profile():
         "engine": "exact", "logging": "exact", "n_epochs": "trade-off",
     }  # fmt: skip
     found = [*levers.values()]
-    assert values_with(before, after, found, [*levers]) == after
-    assert values_with(before, after, found, []) == before
-    without = values_with(before, after, found, [name for name in levers if name != "batch_size"])
+    assert values_with(after, found, [*levers]) == after
+    assert values_with(after, found, []) == before
+    without = values_with(after, found, [name for name in levers if name != "batch_size"])
     assert {key for key in after if without[key] != after[key]} == {"batch_size"}
 
 

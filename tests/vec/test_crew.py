@@ -109,7 +109,7 @@ def test_a_worker_that_died_is_replaced_and_its_episodes_are_cut(times: int):
             crew.call("get", {1: ("number", [0])})
         started.kill(1)
         assert started.step() == []
-        assert crew.restarts == times
+        assert crew.replacements.count == times
         assert crew.seeds == [50, 51, *(successor_seed(seed, failures=31 * times) for seed in (52, 53))]
         assert crew.call("get", {1: ("seed_given", [0, 1])}) == [crew.seeds[2:]]
         assert_cut(started, before, 2)
@@ -131,7 +131,7 @@ def test_a_worker_that_died_between_steps_is_told_of_by_the_next_step():
         assert not arrays.lost.any()
         assert started.step(GO, GO, action_of("raise"), action_of("kill")) == [], "these two are not applied"
         assert_cut(started, before, 2)
-        assert crew.restarts == 1
+        assert crew.replacements.count == 1
 
 
 def test_a_call_that_kills_its_worker_each_time_or_hangs_ends_the_run():
@@ -139,7 +139,7 @@ def test_a_call_that_kills_its_worker_each_time_or_hangs_ends_the_run():
     with Started() as started:
         with pytest.raises(EnvError, match=f"{lost}it ended with exit code 7"):
             started.crew.call("method", {1: ("do_now", ("os_exit",), {}, [0])})
-        assert started.crew.restarts == 1
+        assert started.crew.replacements.count == 1
     with Started(step_timeout_s=0.5) as started:
         with pytest.raises(EnvError, match=f"{lost}it did not answer in time"):
             started.crew.call("method", {0: ("where", (), {}, [0]), 1: ("work_long", (), {}, [0])})
@@ -155,7 +155,7 @@ def test_a_call_while_a_step_is_under_way_keeps_what_the_step_brings():
         records = started.crew.wait_step()
         assert sorted(record.env_index for record in records) == [1, 2]
         assert started.crew.stepping == set()
-        assert started.crew.restarts == 1
+        assert started.crew.replacements.count == 1
 
 
 def test_a_worker_that_dies_in_a_call_after_its_step_was_settled():
@@ -184,7 +184,7 @@ def test_a_failure_in_reset_is_mended_with_other_seeds(fault: str):
         assert len(infos) == 4
         assert started.now[:, 2].tolist() == [0, 0, 0, 0]
         assert started.crew.seeds == [60, 61, *(successor_seed(seed, failures=31) for seed in (62, 63))]
-        assert started.crew.restarts == 1
+        assert started.crew.replacements.count == 1
         started.step()
         assert not started.crew.arrays.lost.any(), "nothing had begun, so nothing is lost"
         assert started.now[:, 2].tolist() == [1, 1, 1, 1]

@@ -7,7 +7,6 @@ policies here take Discrete and MultiDiscrete actions.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -207,6 +206,3 @@ def mark_not_finite(chosen: Tensor, values: Tensor) -> Tensor:
     if values.device.type == "cpu":
         return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
     return torch.where(torch.isfinite(values.sum()), chosen, -1)
-
-
-sys.modules.setdefault("fasttrain.engines.q_networks", sys.modules[__name__])  # older zips name this module

@@ -7,7 +7,6 @@ logits per bit, as in MaskablePPO.) This file imports nothing of fasttrain. With
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -137,6 +136,3 @@ class MaskableRecurrentMultiInputActorCriticPolicy(
     MaskableRecurrentActorCriticPolicy, RecurrentMultiInputActorCriticPolicy
 ):
     """`MaskableRecurrentActorCriticPolicy` for Dict observations."""
-
-
-sys.modules.setdefault("fasttrain.engines.recurrent_policies", sys.modules[__name__])  # older zips name this module

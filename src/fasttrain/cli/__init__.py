@@ -278,7 +278,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
             raise sweeps.SweepEnd from error
 
     try:
-        if sweeps.is_usual(job.hydra.launcher._target_):
+        if job.hydra.launcher._target_ == sweeps.USUAL:
             hydra.sweep(given, cell)
         else:
             sweep.launch(job.hydra, lambda task: hydra.sweep(given, task))

@@ -355,7 +355,7 @@ def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, 
     longer = summary.get("stopped_by") == "horizon"  # and total_timesteps was raised by a resume that was killed
     if summary.get("status") == "done" and "total_timesteps" not in different and not longer:
         return f"{where} holds this run, finished (by {summary.get('stopped_by')}): nothing is left to do"
-    if CheckpointFolder(where / "checkpoints").newest().folder is None:
+    if CheckpointFolder(where / "checkpoints").newest() is None:
         if (where / "model.zip").exists():
             raise ConfigError(f"{about}, but no checkpoint from which to continue: use another folder")
         return None

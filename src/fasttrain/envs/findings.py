@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.batch import BoolArray
 from fasttrain.envs.answers import as_reward, misfits
 from fasttrain.envs.masks import head_masks
 from fasttrain.envs.probe import Moment
@@ -85,11 +84,6 @@ def fingerprint(value: object) -> object:
     except ValueError:
         return repr(value)
     return repr(value) if array.dtype == object else (array.shape, array.dtype.str, hash(array.tobytes()))
-
-
-def empty_heads(space: spaces.Space[Any], mask: BoolArray) -> list[int]:
-    """Indices of the sub-actions (0 for a Discrete space) for which `mask` allows nothing."""
-    return [index for index, head in enumerate(head_masks(space, mask)) if not head.any()]
 
 
 def not_picklable(info: Mapping[Any, Any]) -> str:
@@ -196,11 +190,11 @@ class AnswerCheck:
         if moment.mask is None:
             return
         self._decisions += 1
-        self._choices += int(moment.mask.sum()) > len(head_masks(self._action_space, moment.mask))
-        if heads := empty_heads(self._action_space, moment.mask):
-            several = isinstance(self._action_space, spaces.MultiDiscrete)
+        heads = head_masks(self._action_space, moment.mask)
+        self._choices += int(moment.mask.sum()) > len(heads)
+        if empty := [index for index, head in enumerate(heads) if not head.any()]:
             text = f"allows none of {len(moment.mask)} actions"
-            self._add("empty_mask", "the action mask", f"{text} in head {heads}" if several else text)
+            self._add("empty_mask", "the action mask", f"{text} in head {empty}" if len(heads) > 1 else text)
 
     def _add(self, code: str, where: str, text: str, excess: float = 0.0) -> None:
         at = f"{text} ({'reset' if self._length == 0 else f'step {self._length}'} of episode {self._episode})".strip()

@@ -164,7 +164,7 @@ def check_saved(run: Parts) -> None:
     if run.stop.requested and run.checkpoints.failed:
         missing.append(run.checkpoints.failed)
     resume = ""
-    if missing and (newest := run.checkpoints.folder.newest().folder):
+    if missing and (newest := run.checkpoints.folder.newest()):
         resume = f"; make room, then {command()} resume run={near(run.folder)} continues from {newest.name}"
     lists = {"not saved": missing, "failed, without harm to the rest": run.saving.missing(extras=True)}
     if text := "; ".join(f"{what}: {'; '.join(names)}" for what, names in lists.items() if names):

@@ -67,13 +67,6 @@ class Disk:
         shutil.rmtree(folder)
 
 
-class Newest(NamedTuple):
-    """The newest complete checkpoint, and what is wrong with newer checkpoints."""
-
-    folder: Path | None
-    problems: list[str]
-
-
 class CheckpointFolder:
     """The checkpoints of one run in `root`, of which the newest `keep` are kept. The first checkpoint makes `root`."""
 
@@ -114,15 +107,9 @@ class CheckpointFolder:
             return []
         return sorted((path for path in self.root.iterdir() if PUBLISHED.fullmatch(path.name)), reverse=True)
 
-    def newest(self) -> Newest:
+    def newest(self) -> Path | None:
         """The newest complete checkpoint."""
-        problems: list[str] = []
-        for folder in self.all():
-            problem = problem_of(folder)
-            if not problem:
-                return Newest(folder, problems)
-            problems.append(f"{folder.name}: {problem}")
-        return Newest(None, problems)
+        return next((folder for folder in self.all() if not problem_of(folder)), None)
 
     def clean(self) -> None:
         """Remove what a killed process has left incomplete."""

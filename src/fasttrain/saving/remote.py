@@ -81,7 +81,7 @@ class RemoteFolder:
         """
         if self.is_another(folder):
             raise ConfigError(f"checkpoint.copy_to={self.address} holds another run than {folder}: use another place")
-        newest = CheckpointFolder(folder / CHECKPOINTS).newest().folder
+        newest = CheckpointFolder(folder / CHECKPOINTS).newest()
         try:
             if max(self._steps(), default="") <= ("" if newest is None else newest.name):
                 return False

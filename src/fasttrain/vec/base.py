@@ -198,15 +198,9 @@ class SlotSource(ABC):
     ) -> FinishedEpisode:
         """Return the record of an episode that ended in the last step, and reset the counters of its env."""
         slots = self.slots
-        episode = FinishedEpisode(
-            env_index=index,
-            episode_return=float(self._returns[index]),
-            length=int(self._lengths[index]),
-            final_observation=final_observation,
-            truncated=bool(slots.truncations[index] and not slots.terminations[index]),
-            info=info,
-            lost=lost,
-        )
+        counts, truncated = (float(self._returns[index]), int(self._lengths[index])), slots.truncations[index]
+        truncated = bool(truncated and not slots.terminations[index])
+        episode = FinishedEpisode(index, *counts, final_observation, truncated, info, lost)
         self.begin_episodes(index)
         return episode
 
@@ -220,6 +214,7 @@ class SlotVecEnv(SlotSource, VecEnv):
 
     reuses_arrays = True
     keeps_records = True  # see `episode_info`
+    elsewhere = ""  # where the envs are if they are no Python objects that can be called, for messages
 
     def __init__(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.count_episodes(num_envs)
@@ -238,8 +233,7 @@ class SlotVecEnv(SlotSource, VecEnv):
     def infos(self) -> list[dict[str, Any]]:
         """One info per env. Envs whose episode goes on share one empty dict."""
         infos: list[dict[str, Any]] = [{}] * self.num_envs
-        if self.slots.finished:
-            self._fill_infos(infos)
+        self.fill_ends(infos, self.slots.finished)
         return infos
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -252,7 +246,7 @@ class SlotVecEnv(SlotSource, VecEnv):
         self.step_slots(actions)
         slots = self.slots
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        self._fill_infos(infos)
+        self.fill_ends(infos, slots.finished)
         dones = slots.terminations | slots.truncations
         return copy_observations(slots.observations), slots.rewards.copy(), dones, infos
 
@@ -274,9 +268,17 @@ class SlotVecEnv(SlotSource, VecEnv):
         """`groups.Groups` of rows that can step independently; None if all envs step together."""
         return None
 
-    @abstractmethod
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        """`env_method` for every method but `action_masks`."""
+        """`env_method` for every method but `action_masks`. Raises EnvError: the envs are not Python objects here."""
+        raise EnvError(f"{self.elsewhere}: their method {name!r} cannot be called")
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        if attr_name == "render_mode":  # SB3's constructor asks every env for it
+            return [None] * len(self.env_indices(indices))
+        raise AttributeError(f"{self.elsewhere}: their attribute {attr_name!r} cannot be read")
+
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
+        raise EnvError(f"{self.elsewhere}: their attribute {attr_name!r} cannot be set; give it as env.kwargs")
 
     def env_is_wrapped(
         self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
@@ -296,9 +298,10 @@ class SlotVecEnv(SlotSource, VecEnv):
                 raise IndexError(f"env index {index} is out of range: there are {self.num_envs} envs")
         return [index % self.num_envs for index in chosen]
 
-    def _fill_infos(self, infos: list[dict[str, Any]]) -> None:
+    def fill_ends(self, infos: list[dict[str, Any]], finished: Iterable[FinishedEpisode]) -> None:
+        """Write the infos of the episodes that ended."""
         elapsed_s = round(time.monotonic() - self._started_at, 6)
-        for episode in self.slots.finished:
+        for episode in finished:
             infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
 
 

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from fasttrain.batch import FinishedEpisode, Int64Array, Slots, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
+from fasttrain.vec.base import SlotVecEnv, copy_observations
 from fasttrain.vec.groups import WorkerGroups
 from fasttrain_vec.calls import LOST, InfoReader, call_envs, sent_numbers
 from fasttrain_vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
@@ -120,7 +120,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
     @property
     def restarts(self) -> int:
         """Number of envs and workers that were replaced."""
-        return self.crew.restarts
+        return self.crew.replacements.count
 
     def reset(self) -> VecEnvObs:
         self._check_open()
@@ -216,9 +216,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         if self._info_keys is None:  # SB3's classes set TimeLimit.truncated at every step
             for index in range(rows.start, rows.stop):
                 infos[index]["TimeLimit.truncated"] = False
-        elapsed_s = round(time.monotonic() - self._started_at, 6)
-        for episode in finished:
-            infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
+        self.fill_ends(infos, finished)
 
     def set_tasks(self, numbers: Int64Array, envs: Int64Array | slice) -> None:
         """Choose the tasks of the next episodes of these envs, allowed at any time; see `envs/tasks.py`."""
