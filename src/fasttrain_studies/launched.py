@@ -23,7 +23,6 @@ from fasttrain.spec.precedence import without_folder
 from fasttrain_studies.study import Cell, run_cell
 
 RESULT = "cell.json"
-USUAL = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs one job after the other, in this process
 LOOK_S = 0.5
 
 

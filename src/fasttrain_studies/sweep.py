@@ -36,6 +36,7 @@ from fasttrain_studies.launched import (
 from fasttrain_studies.settings import Config, SweepConfig
 from fasttrain_studies.study import Cell, last_line, run_cell
 
+USUAL = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs one job after the other, in this process
 CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "update_ratio", "env_steps", "wall_s",
                "startup_s", "error", "folder")  # fmt: skip
 
@@ -249,6 +250,16 @@ def _swept_keys(given: Sequence[str]) -> dict[str, int]:
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
     except HydraException:  # Hydra reports this error itself, later
         return {}
+
+
+def first_cell(overrides: Sequence[str]) -> list[str]:
+    """The overrides of the first cell: each override with several values has the first of them."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return [
+        f"{one.get_key_element()}={next(iter(one.sweep_string_iterator()))}" if one.is_sweep_override() else text
+        for one, text in zip(OverridesParser.create().parse_overrides(list(overrides)), overrides, strict=True)
+    ]
 
 
 def _search_path(job: Any) -> list[str]:

@@ -68,7 +68,7 @@ def test_n_steps_and_a_rollout_size_that_say_the_same_are_fine():
 @pytest.mark.parametrize(
     ("arguments", "typed", "message"),
     [
-        (["algo.n_steps=5"], "algo.n_steps", "is larger than the rollout of 40 .* or a larger algo.n_steps"),
+        (["algo.n_steps=5", "batch_size=64"], "algo.n_steps", "larger than the rollout of 40 .* a larger algo.n_steps"),
         ([*CART, "env.backend=envpool", "vec_env=dummy"], "vec_env", "with env.backend=envpool, .*: remove it"),
         ([*CART, "env.backend=envpool", "force_dummy_vec_env=true"], "vec_env", "dummy with env.backend=envpool"),
         (["train_log_enabled=false", "train_log_to_file=true"], "train_log_to_file",
@@ -101,6 +101,20 @@ def test_rollout_size_is_kept_to_whole_steps_and_a_short_last_minibatch_is_said(
     )
     typed = plan_of(SPEED, "algo.rollout_size=2048", "num_envs=2048", "batch_size=2048", env=NATIVE, num_envs=TYPED)
     assert typed.config.algo.rollout_size == 2048
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [
+        (("total_timesteps=100", "num_envs=12"), (264, 256)), (("total_timesteps=64", "num_envs=5"), (260, 256)),
+        (("total_timesteps=9000", "num_envs=2", "algo.n_steps=64"), (128, 128)),
+    ],
+)  # fmt: skip
+def test_a_minibatch_that_nobody_chose_fits_into_the_rollout(more: tuple[str, ...], sizes: tuple[int, int]):
+    plan = plan_of(SPEED, *CART, *more, **{"algo.n_steps": TYPED})
+    assert (plan.config.algo.rollout_size, plan.config.batch_size) == sizes
+    assert plan.row("batch_size").effective == sizes[1]
+    assert "the last minibatch" not in plan.row("algo.rollout_size").reason or sizes[1] == 256
 
 
 def test_a_rollout_that_nobody_chose_is_stocks_or_no_longer_than_the_training():

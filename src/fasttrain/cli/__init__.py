@@ -268,7 +268,10 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
     with activity(make_console(), "loading fasttrain"):
         sweeps = plugins.load(plugins.COMMANDS, "-m")
     gc.enable()  # __main__ disabled it, and a sweep may last for days
-    config = hydra.configured(given, job)[0]
+    try:
+        config = hydra.configured(given, job)[0]
+    except ConfigError:  # settings may fit only the swept algorithms or envs
+        config = hydra.configured(given._replace(overrides=sweeps.first_cell(given.overrides)))[0]
     sweep = sweeps.Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, config)
 
     def cell(_: object) -> int:

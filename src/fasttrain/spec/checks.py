@@ -295,7 +295,7 @@ def short_run_warning(config: Config) -> str:
     return (
         f"short: {config.total_timesteps:,} steps are {updates:,} updates (stock: {plain:,.0f}); with fewer than about "
         f"{ENOUGH_UPDATES:,} updates, here {steps:,} steps, such batches were measured to learn less than stock's: use "
-        "+profile=balance, a smaller batch_size, or more steps"
+        f"{'+profile=balance, ' * (config.tier != 'balance')}a smaller batch_size, or more steps"
     )
 
 

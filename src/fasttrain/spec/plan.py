@@ -106,6 +106,11 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
     if config.algo.spec.on_policy:
         changes["algo"], rollout_rows = _rollout_rows(config, config.algo, effective, sources)
         rows += rollout_rows
+        size = changes["algo"].rollout_size
+        if (effective["batch_size"] or 0) > size:  # nobody set it; stock's minibatch is the whole rollout too
+            changes["batch_size"] = effective["batch_size"] = size
+            row = next(row for row in rows if row.flag == "batch_size")
+            rows[rows.index(row)] = row._replace(effective=size, reason=f"the rollout has {size} transitions")
         if (reuse := getattr(config.algo, "reuse", 1)) > 1:
             why = f"an epoch goes over {reuse} rollouts, weighted by importance"
             rows.append(Row("algo.reuse", reuse, reuse, sources.get("algo.reuse", "default"), "trade-off", why))
@@ -255,11 +260,12 @@ def _rollout_rows(
         )
     num_steps = algo.num_steps(num_envs)
     size = num_steps * num_envs
-    if batch_size > size:
+    if batch_size > size and config.batch_size is not None:
         raise ConfigError(
             f"batch_size={batch_size} is larger than the rollout of {size} (num_envs={num_envs} × {num_steps} steps): "
             f"use batch_size={size} or less, or a larger {key}"
         )
+    batch_size = min(batch_size, size)
     if size == 1:
         raise ConfigError(f"{key}: a rollout needs at least 2 transitions")
     reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', from algo.n_steps'}"

@@ -103,6 +103,8 @@ def needs_single_envs(config: Config) -> str:
         return "env.wrappers, env.stagger and goals of policies need single envs, not the env's own vector form"
     if config.curriculum.tasks:
         return "tasks of a curriculum are chosen for single envs, not in the env's own vector form"
+    if config.cluster.engine != "off":
+        return "actors of a cluster step single envs, not the env's own vector form"
     return "callbacks may use single envs, which the env's own vector form does not have" if config.callbacks else ""
 
 
@@ -310,7 +312,8 @@ def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch
     if config.tier == "baseline":
         stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # False: a game or a user has set the size
         return (dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS) if stock else algo), 0
-    most = max(config.total_timesteps, batch_size, num_envs, 2)
+    most = max(config.total_timesteps, batch_size, 2)
+    most += -most % num_envs  # whole steps of all envs, not fewer than a minibatch has rows
     if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:
         return algo, 0
     return dataclasses.replace(algo, rollout_size=most), size
