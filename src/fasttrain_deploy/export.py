@@ -114,7 +114,7 @@ def _target(config: Config, where: Path) -> Path:
         raise ConfigError("export needs format=onnx or format=torchscript")
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None] if config.format == "onnx" else []
     if missing:
-        way_out = f"pip install {' '.join(ONNX_PACKAGES)}; format=torchscript needs nothing"
+        way_out = "pip install 'fasttrain[onnx]'; format=torchscript needs nothing"
         raise ConfigError(f"format=onnx needs {' and '.join(missing)}: {way_out}")
     if config.output is None:
         return where / (STEMS[config.model] + SUFFIXES[config.format])

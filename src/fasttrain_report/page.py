@@ -262,6 +262,8 @@ def style() -> Iterator[None]:
         with warnings.catch_warnings():
             # If DejaVu Sans lacks a glyph, the PNG shows a box; the page's own font may have the glyph.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            # With a legend of very many runs no room is left for the axes; the picture is drawn all the same.
+            warnings.filterwarnings("ignore", message="constrained_layout not applied")
             with context(["default", STYLE]):
                 yield
     finally:

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.runs import warm
-from fasttrain.runs.folders import CELLS, GROUP, PARENT, clear, override
+from fasttrain.runs.folders import CELLS, GROUP, PARENT, clear, override, summary_in
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
 from fasttrain.runs.warm import Process, passing_on_signals
@@ -95,7 +95,7 @@ class Cell:
         """The cell that `to_dict` stored, with summary.json as it is now."""
         folder = study / str(stored["folder"])
         fields = {key: stored[key] for key in ("label", "overrides", "exit_code", "error", "seconds", "seed")}
-        return cls(folder=folder, summary=read_json(folder / "summary.json"), **fields)
+        return cls(folder=folder, summary=summary_in(folder), **fields)
 
 
 class Place(NamedTuple):
@@ -131,9 +131,9 @@ def run_cell(
                     exit_code = process.wait(None if ended is None or reason else LOOK_S)
                 if exit_code is None and ended is not None and (reason := ended(folder)):
                     process.terminate()
-    took, summary = time.perf_counter() - begun, folder / "summary.json"
+    took = time.perf_counter() - begun
     error = reason if exit_code == EXIT_STOPPED else why(exit_code, folder / "log.txt")
-    return Cell(label, list(overrides), folder, exit_code, error, took, seed, read_json(summary)), bool(signals)
+    return Cell(label, list(overrides), folder, exit_code, error, took, seed, summary_in(folder)), bool(signals)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import numpy as np
 from fasttrain.batch import each_array, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
-from fasttrain_vec.process import START_METHOD, Scout, WorkerLostError, WorkerProcess
+from fasttrain_vec.process import CLOSE_TIMEOUT_S, START_METHOD, Scout, WorkerLostError, WorkerProcess
 from fasttrain_vec.replacing import ALL, ASKED, FAILED, Replacements, successor_seed
 from fasttrain_vec.worker import HOLD, STEP, Ready, pack
 from fasttrain_vec.worker_envs import Failure, Packed, Record, Settings
@@ -40,7 +40,6 @@ from fasttrain_vec.worker_start import SPIN_S, Bell
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
-CLOSE_TIMEOUT_S = 5.0
 WORKER_SPIN_S = 2e-3  # of a worker with a core of its own: the trainer acts and stores in 0.3 to 1 ms
 
 

@@ -50,6 +50,19 @@ def test_the_file_that_is_asked_for_or_has_a_former_setting_is_named(fasttrain: 
 
 @pytest.mark.parametrize(
     ("content", "told"),
+    [
+        ("num_envs: 3", "error: profile mine: its file needs the first line `# @package _global_`"),
+        (f"{PACKAGE}defaults: [speeed]", "profile/mine.yaml: its defaults name profile/speeed, and there is no such"),
+        (f"{PACKAGE}num_envs: ${{oc.env:NO_SUCH}}", "error: num_envs: the environment variable NO_SUCH is not set"),
+    ],
+)
+def test_a_file_that_hydra_cannot_place_is_named(fasttrain: RunCommand, tmp_path: Path, content: str, told: str):
+    options = own_file(tmp_path, "profile/mine.yaml", content.encode())
+    fasttrain("+profile=mine", "env.id=CartPole-v1", *options).refused(told)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
     [("num_env: 4", "unknown key 'num_env'; did you mean 'num_envs'"), ("num_envs: four", "num_envs=four: expected a")],
 )
 def test_a_wrong_setting_is_told_with_its_file_unless_it_was_typed(
@@ -85,7 +98,7 @@ def test_a_file_whose_anchors_would_fill_memory_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"bomb\.yaml: its anchors .* more than 100,000 values"):
         configured([*own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines).encode()), "+profile=bomb"])
     harmless = own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines[:4]).encode())
-    with pytest.raises(ConfigError, match="unknown key 'profile'"):
+    with pytest.raises(ConfigError, match="profile bomb: its file needs the first line"):
         configured([*harmless, "+profile=bomb"])
 
 

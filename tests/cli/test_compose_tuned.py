@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from conftest import RunCommand
 from fasttrain.cli.commands import read_options
 from fasttrain.cli.compose import composer, conf_dir, configured
 from fasttrain.errors import ConfigError
@@ -22,6 +23,10 @@ def test_each_file_holds_what_a_run_takes(file: Path):
     assert (found.batch_size, found.total_timesteps) == (meant["batch_size"], meant["total_timesteps"])
     for key, value in meant["algo"].items():
         assert getattr(found.algo, key) == value, key
+
+
+def test_a_setting_of_a_tuned_file_that_does_not_fit_is_told_with_the_file(fasttrain: RunCommand):
+    fasttrain("+tuned=cartpole", "algo=dqn").refused("error: tuned=cartpole: algo.n_epochs has no effect with algo=dqn")
 
 
 def test_an_unknown_name_is_answered_with_those_there_are():

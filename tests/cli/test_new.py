@@ -61,6 +61,9 @@ def test_wrong_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         (["a", "b"], "new needs the folder to create"),
         (["my-game"], "a project cannot be called 'my-game'"),
         (["there"], "it exists and is not empty"),
+        (["gym"], "new gym: env=gym has a meaning already"),
+        (["x/Null"], "env=Null has a meaning already"),
+        (["skullking"], "env=skullking has a meaning already"),
         (["there/file/mine"], "new there/file/mine: cannot be written"),
     ):
         assert main(["new", *arguments]) == 2

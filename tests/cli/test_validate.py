@@ -62,3 +62,5 @@ def test_what_is_no_file_of_settings(tmp_path: Path):
         problems(file)
     file.write_text("a: [1\n")
     assert "expected ',' or ']'" in problems(file)[0].reason
+    file.write_text("num_envs: ${oc.env:N}\nseed: 1\nseed: 2\n")
+    assert [(one.place, one.reason) for one in problems(file)] == [(f"{file}:3", "seed is set twice")]

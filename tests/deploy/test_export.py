@@ -187,6 +187,6 @@ def test_what_cannot_be_exported(fasttrain: RunCommand, monkeypatch: pytest.Monk
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     monkeypatch.setattr("fasttrain.terminal.own_program", lambda name: f"my/{name}")
     fasttrain("export", "run=somewhere", "format=onnx").refused(
-        "fasttrain: error: format=onnx needs onnx and onnxscript: my/pip install onnx onnxscript; "
+        "fasttrain: error: format=onnx needs onnx and onnxscript: my/pip install 'fasttrain[onnx]'; "
         "format=torchscript needs nothing\n"
     )

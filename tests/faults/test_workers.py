@@ -172,7 +172,7 @@ def test_first_infos_of_the_episodes_after_a_fault_are_theirs():
 MANY_STATES = """
 import os, signal, sys
 from worker_toys import LongSteps, chaos_envs
-from fasttrain.vec import SharedMemoryVecEnv
+from fasttrain import SharedMemoryVecEnv
 
 
 if __name__ == "__main__":

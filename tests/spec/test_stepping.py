@@ -51,7 +51,9 @@ def test_the_reason_says_both_times_and_an_env_that_waits_gets_workers_even_on_o
     assert plan_of(fast("num_envs=16"), WAITS, cores=1).config.vec_env == "shared"
 
 
-@pytest.mark.parametrize("needs", ["callbacks=[curriculum:Longer]", "env.wrappers=[scaled:Scaled]"])
+@pytest.mark.parametrize(
+    "needs", ["callbacks=[curriculum:Longer]", "env.wrappers=[scaled:Scaled]", "cluster.engine=ray"]
+)
 def test_auto_takes_no_vector_form_where_single_envs_are_reached_into(needs: str):
     row = plan_of(fast(needs), EnvFacts(False, 5e-6, vector_form=True)).row("vec_env")
     assert row.effective == "dummy"

@@ -59,6 +59,16 @@ def test_a_sweep_over_nothing_says_so_before_anything_runs(fasttrain: RunCommand
     fasttrain("-m", "env.id=CartPole-v1", "algo=ppo", typed).refused(typed, "a list has no values")
 
 
+@pytest.mark.parametrize("own", ["tau=0.01", "tau=0.01,0.02"])
+def test_a_setting_that_only_the_swept_algorithms_have_is_accepted(tmp_path, monkeypatch, own: str):
+    monkeypatch.chdir(tmp_path)
+    run = Mock(return_value=(Cell("0", [], tmp_path, 0, "", 1.0, summary={"env_steps": 1}), False))
+    monkeypatch.setattr("fasttrain_studies.sweep.run_cell", run)
+    assert main(["-m", "algo=sac,td3", f"algo.{own}", "env.id=Pendulum-v1", "report=false"]) == 0
+    assert run.call_count == 2 * len(own.split(","))
+    assert main(["-m", "algo=sac,td3", "algo.n_epochs=3", "env.id=Pendulum-v1"]) == 2
+
+
 def sweep_of(folder: Path, *cells: tuple[str, int, float | None]) -> Sweep:
     """Of cells (override, exit code, steps/s)."""
     sweep = Sweep("train", ["-m", "num_envs=1,2"], make_console())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from fasttrain.vec import SharedMemoryVecEnv
+from fasttrain import SharedMemoryVecEnv
 from fasttrain.vec.groups import WorkerGroups
 from workers import CounterFactory
 

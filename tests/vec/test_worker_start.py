@@ -90,7 +90,7 @@ def test_a_fork_server_that_was_there_before_us():
     script = """
 import multiprocessing, os, sys
 from worker_toys import walkers
-from fasttrain.vec import SharedMemoryVecEnv
+from fasttrain import SharedMemoryVecEnv
 
 if __name__ == "__main__":
     process = multiprocessing.get_context("forkserver").Process(target=print)

@@ -23,9 +23,9 @@ from torch import Tensor
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
 from fasttrain.buffers.frames import Frames, Place
 from fasttrain.buffers.n_step import MAX_N_STEPS, NONE, Envs, FlatViews, bytes_of_ring, leave_out, powers_of, windows_of
+from fasttrain.buffers.rollout import TensorObservations
 from fasttrain.errors import ConfigError
 
-TensorObservations = Tensor | dict[str, Tensor]
 Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, Dict key or "") → shape and dtype per transition
 
 PACK_ABOVE = 32  # wider masks are stored as bits (1/8 of the memory); unpacking 256 rows of 200 takes 5 µs

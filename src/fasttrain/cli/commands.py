@@ -184,7 +184,7 @@ def prepare(command: str, options: list[str], typed: list[str]) -> tuple[list[st
             check_no_secret(key_of(text), text.partition("=")[2])
     if {"-m", "--multirun"} & {*options}:
         refuse_sweep(command)
-    if command in OF_A_RUN and "run" not in map(key_of, typed):
+    if command in OF_A_RUN and not {text for text in typed if key_of(text) == "run"} - {"run=null", "run="}:
         refuse_foreign_keys(command, map(key_of, typed), typed)
         raise ConfigError(f"{command} needs run=FOLDER, the folder of a run (outputs/DATE/TIME_…)")
     if options:

@@ -136,6 +136,8 @@ class Loader(ConfigLoaderImpl):
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         loaded = super()._load_single_config(default, repo)
         group, _, name = str(default.config_path).partition("/")
+        if group in PRESETS and default.package == group:
+            raise ConfigError(f"{group} {name}: its file needs the first line `# @package _global_`")
         if loaded.path.startswith("file:"):
             source = f"{group} {name}" if group in PRESETS else f"config {group}" * (default.primary and group != MAIN)
             keys = tuple(flat(OmegaConf.to_container(loaded.config, resolve=False) or {"": None}))
@@ -285,8 +287,7 @@ class Composer:
 
     def _complete(self, where: dict[str, Any]) -> None:
         """If COMP_LINE is set, print completions of the line in it; else print the completion script for a shell."""
-        asked = "COMP_LINE" in os.environ
-        if asked:
+        if asked := "COMP_LINE" in os.environ:
             words, os.environ["COMP_LINE"] = completions(os.environ["COMP_LINE"])
             print("\n".join(words))
         with suppress(*[Exception] * asked):  # while completing, print no error about an unfinished line
@@ -308,12 +309,11 @@ class Composer:
             return ConfigError(message)
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
         text = text.removeprefix("ConfigError raised while resolving interpolation: ")
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, HydraException):
             return ConfigError(f"cannot write the output folder: {text}; name one by hydra.run.dir=FOLDER")
         keys = "|".join(re.escape(key) for override in overrides if (key := key_of(override)))
-        if keys and re.search(rf"(?<![\w.])(?:{keys})(?![\w.])", text):
-            return ConfigError(text)
-        return ConfigError(": ".join([*self._culprit(overrides), text]))
+        is_named = keys and re.search(rf"(?<![\w.])(?:{keys})(?![\w.])", text)
+        return ConfigError(text if is_named else ": ".join([*self._culprit(overrides), text]))
 
     def _culprit(self, overrides: Sequence[str]) -> list[str]:
         """A list with the first override without which composing succeeds; empty if there is none."""
@@ -340,7 +340,15 @@ def configured(arguments: Sequence[str]) -> Config:
         return hydra.configured(read(typed, {}))[0]
 
 
-# --- errors
+MESSAGES = {  # pattern in an error's text → the message, with the pattern's groups
+    r"(?:value for argument|Sweep parameters) '(.+?)'(?: requires|$)": "{}: several values need a sweep: add -m",
+    r"append to config. An item is already at '([^']+)'": "+{}: this key exists already: remove the +, or write ++",
+    r"In (.+): Override '(.+?) : (.+?)' is defined before":
+        "{}: in its defaults, `override {}: {}` must stand below all without override",
+    r"In '(.+?)': Could not load '(.+?)'": "{}.yaml: its defaults name {}, and there is no such file",
+    r"Environment variable '(.+?)' not found.*\n +full_key: (\S+)":
+        "{1}: the environment variable {0} is not set; ${{oc.env:{0},VALUE}} has a default",
+}  # fmt: skip
 
 
 def _known(error: Exception, overrides: Sequence[str]) -> str:
@@ -353,8 +361,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if "Interpolation key 'env.name' not found" in text:
         return f"${{env.name}}: {removal_message('env.name')}; ${{env_name:}} is the name of the env"
     if "Interpolation key 'algo.name' not found" in text:
-        override = next((one for one in overrides if key_of(one) == "algo"), "algo")
-        return f"{override}: its YAML file has no key `name`; set it to one of {', '.join(ALGORITHMS)}"
+        algo = next((one for one in overrides if key_of(one) == "algo"), "algo")
+        return f"{algo}: its YAML file has no key `name`; set it to one of {', '.join(ALGORITHMS)}"
     if merged := re.search(r"Error merging override (\S+=.*)", text):
         is_mapping = "=[" in merged[1] and not merged[1].startswith("hydra.")
         return f"{merged[1]}: {'expected a mapping' if is_mapping else 'this value does not fit there'}"
@@ -362,12 +370,9 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # below the typed key
         algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
         return key_message((below or key)[1], (*algos, "maskable_ppo", "dqn"))  # the first that lacks the key is named
-    if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
-        return f"{several[1]}: several values need a sweep: add -m"
-    if there := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
-        return f"+{there[1]}: this key exists already: remove the +, or write ++"
-    if early := re.search(r"In (.+): Override '(.+?) : (.+?)' is defined before", text):
-        return f"{early[1]}: in its defaults, `override {early[2]}: {early[3]}` must stand below all without override"
+    for pattern, message in MESSAGES.items():
+        if matched := re.search(pattern, text, re.M):
+            return message.format(*matched.groups())
     if option := re.search(r"Could not find '(hydra/[^/']+|[^/']+)/([^']*)'", text):
         group, name = option[1], option[2]
         games = plugins.names(plugins.GAMES) if group == "env" else ()
@@ -377,9 +382,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         if message := plugins.missing_text(f"{group}={name}") or plugins.missing_text(group):
             return message
         if group == "hydra/launcher":
-            return (
-                f"{group}={name}: no such launcher; pip install hydra-{name.partition('_')[0]}-launcher adds its plugin"
-            )
+            package = f"hydra-{name.partition('_')[0]}-launcher"
+            return f"{group}={name}: no such launcher; pip install {package} adds its plugin"
         hint = plugins.hint(name, choices) + plugins.broken_text()
         if group == "env" and re.search(r"-v\d+$", name):
             hint = f"; did you mean env.id={name}?"

@@ -86,7 +86,7 @@ def _page_of(word: str) -> str:
         return f"{word} is a command of another package: fasttrain {word} --help"
     if word in profiles():
         return f"What {word} changes against stock SB3 (the profile baseline):\n\n{table(word)}"
-    topics = _topics()
+    topics, word = _topics(), "algorithms" if word in ALGORITHMS else word
     near = [word] if word in topics else [name for name, page in topics.items() if word.rstrip("s") in _words(page)]
     if len(near) == 1:
         return about(topics[near[0]])

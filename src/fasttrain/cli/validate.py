@@ -70,8 +70,10 @@ def problems(file: Path) -> list[Problem]:
         return [Problem("", f"{file}:{line}", f"no YAML: {getattr(error, 'problem', error)}", "")]
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"--config={file}: has no keys; write key: value, one a line")
-    settings = {key: (value, line) for key, value, line in _settings(root)}
-    found: list[Problem] = []
+    settings = {key: (value, line) for key, value, line in _settings(root) if "${" not in str(value)}
+    rows = [(key, line) for key, _, line in _settings(root)]
+    twice = [(key, line) for at, (key, line) in enumerate(rows) if key in dict(rows[:at])]
+    found = [Problem(key, f"{file}:{line}", f"{key} is set twice", "remove one of them") for key, line in twice]
     while len(found) < MOST_ERRORS:
         try:
             config = _compose({key: value for key, (value, _) in settings.items()})

@@ -275,13 +275,15 @@ def _missing_name(entry: str, option: str, owner: object, name: str) -> str:
         return f"{option}: {name!r} is a registered id, not a class: use env.id={entry}"
     public = {known: value for known, value in vars(owner).items() if not known.startswith("_")}
     classes = {known: value for known, value in public.items() if isinstance(value, type)}
-    envs = [
-        known for known, value in classes.items() if issubclass(value, gymnasium.Env) and value is not gymnasium.Env
-    ]
-    hint = did_you_mean(name, public) or (f"; envs there: {', '.join(envs)}" if envs else "")
+    wraps = option.startswith("env.wrappers")
+    kind: Any = gymnasium.Wrapper if wraps else gymnasium.Env
+    names = [known for known, value in classes.items() if issubclass(value, kind) and value is not kind]
+    several = f"{', '.join(names[:MOST_NAMED])}{', …' * (len(names) > MOST_NAMED)}"
+    hint = did_you_mean(name, public) or (f"; {'wrappers' if wraps else 'envs'} there: {several}" if names else "")
     return f"{option}: module {module_name!r} has no {name!r}{hint}"
 
 
+MOST_NAMED = 12  # names in one message
 BEATS, PHASE, SEED, EPISODE, STEP = range(5)  # indices of words of 8 bytes; BEATS: number of calls of `enter`
 WORDS = 5
 STARTING, BUILDING, LOOKING, RESETTING, STEPPING, MASKING, CLOSING = range(7)

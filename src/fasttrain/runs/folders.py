@@ -202,3 +202,9 @@ def _version(package: str) -> str | None:
     with suppress(PackageNotFoundError):
         return version(package)
     return None
+
+
+def summary_in(folder: Path) -> dict[str, Any]:
+    """summary.json of a training; of an evaluation its quality, in the same form. Empty if there is neither."""
+    quality = read_json(folder / "eval.json").get("quality", {})
+    return read_json(folder / "summary.json") or ({"quality": quality.get("greedy", {})} if quality else {})

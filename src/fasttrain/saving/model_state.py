@@ -29,11 +29,9 @@ from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.sum_tree import set_kernel
 from fasttrain.errors import ConfigError
-from fasttrain.saving.env_state import plain
+from fasttrain.saving.env_state import Arrays, State, plain
 from fasttrain.vec.base import SlotAdapter
 
-Arrays = dict[str, NDArray[Any]]
-State = dict[str, Any]
 COUNTERS = (
     "num_timesteps", "_total_timesteps", "_episode_num", "_n_updates", "_n_calls", "_current_progress_remaining",
     "exploration_rate", "learning_rate_scale",

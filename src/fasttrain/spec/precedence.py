@@ -124,12 +124,16 @@ class File(NamedTuple):
 
 
 def with_its_file(message: str, files: Iterable[File], folder: str, typed: Mapping[str, str]) -> str:
-    """`message` about a setting. If a file in `folder` sets it and the user did not, the file's path comes first."""
+    """`message` about a setting that the user did not type. It begins with the file that sets it: a file in `folder`
+    by its path, a shipped one by `tuned=NAME`."""
     found = re.match(r"(?:unknown key ')?([\w.]+)", message)
     key = found[1] if found else ""
-    own = [file for file in files if Path(file.path).is_relative_to(folder)]
+    own = [file for file in files if file.source.startswith("tuned") or Path(file.path).is_relative_to(folder)]
     setters = [file for file in own if any(f"{one}.".startswith(f"{key}.") for one in file.keys)]
-    return f"{setters[-1].path}: {message}" if key and key not in typed and setters else message
+    if not key or key in typed or not setters:
+        return message
+    setter = setters[-1]
+    return f"{setter.path if Path(setter.path).is_relative_to(folder) else setter.source.replace(' ', '=')}: {message}"
 
 
 def read(

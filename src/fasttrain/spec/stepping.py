@@ -104,7 +104,7 @@ def needs_single_envs(config: Config) -> str:
     if config.curriculum.tasks:
         return "tasks of a curriculum are chosen for single envs, not in the env's own vector form"
     if config.cluster.engine != "off":
-        return "actors of a cluster step single envs, not the env's own vector form"
+        return "actors (cluster.engine=ray) step single envs, not the env's own vector form"
     return "callbacks may use single envs, which the env's own vector form does not have" if config.callbacks else ""
 
 

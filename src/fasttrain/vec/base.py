@@ -233,7 +233,8 @@ class SlotVecEnv(SlotSource, VecEnv):
     def infos(self) -> list[dict[str, Any]]:
         """One info per env. Envs whose episode goes on share one empty dict."""
         infos: list[dict[str, Any]] = [{}] * self.num_envs
-        self.fill_ends(infos, self.slots.finished)
+        if self.slots.finished:
+            self.fill_ends(infos, self.slots.finished)
         return infos
 
     def step_async(self, actions: NDArray[Any]) -> None:
