@@ -108,12 +108,6 @@ def a_batch(model: Any, size: int = 20) -> RolloutBatch:
     return next(model.rollout_buffer.storage.minibatches(size))
 
 
-def batch_of(observations: Any, actions: Any, action_masks: Any) -> RolloutBatch:
-    """Rows without returns: what a head rates."""
-    none = torch.zeros(len(actions))
-    return RolloutBatch(observations, actions, none, none, none, none, action_masks)
-
-
 def one_step(model: Any, **changes: Any) -> tuple[torch.Tensor, Statistics]:
     """Gradients of one step on the whole rollout, not clipped, and what it came to; `changes` are attributes.
 

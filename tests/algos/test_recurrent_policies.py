@@ -3,8 +3,6 @@ does it and in groups, what a float64 walk through the equations says."""
 
 from __future__ import annotations
 
-import pickle
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +57,6 @@ def test_every_method_draws_and_rates_by_the_masks_of_its_call():
 def test_the_file_needs_nothing_of_fasttrain():
     names = {getattr(value, "__module__", "") or "" for value in vars(recurrent_policies).values()}
     assert not {name for name in names if name.startswith("fasttrain")} - {recurrent_policies.__name__}
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [("recurrent_policies", "MaskableRecurrentActorCriticPolicy"), ("q_networks", "DuelingDQNPolicy")],
-)
-def test_zips_of_before_find_their_classes_where_these_are_now(module: str, name: str):
-    written = pickle.dumps(getattr(import_module(f"fasttrain.algos.{module}"), name), protocol=0)
-    assert pickle.loads(written.replace(b"fasttrain.algos.", b"fasttrain.engines.")).__name__ == name
 
 
 def model_of(cell: str, kind: Any = fasttrain.RecurrentPPO, make: Any = None, **settings: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fasttrain.runs.folders import command_line, git_state, missing_files, provenance
+from fasttrain.runs.folders import command_line, git_state, missing_files, provenance, summary_in
 
 
 @pytest.mark.parametrize("name", ["outputs/2026-01-31/12-00-00_ppo_1", "my runs/it's a=b", "back\\slash (1), [2]"])
@@ -55,3 +55,11 @@ def test_what_was_typed_can_be_typed_again(tmp_path: Path):
     assert told["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert told["machine"]["cores"] >= 1
     assert told["began"].endswith("+00:00")
+
+
+def test_an_evaluation_is_read_as_a_training_is(tmp_path: Path):
+    assert summary_in(tmp_path) == {}
+    (tmp_path / "eval.json").write_text('{"quality": {"greedy": {"mean_reward": 1.5}, "sampled": {}}}')
+    assert summary_in(tmp_path) == {"quality": {"mean_reward": 1.5}}
+    (tmp_path / "summary.json").write_text('{"status": "done"}')
+    assert summary_in(tmp_path) == {"status": "done"}

@@ -12,6 +12,7 @@ import pytest
 
 from conftest import RunCommand, composed
 from fasttrain.algos.q_networks import DuelingDQNPolicy
+from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import name_of_env
 from fasttrain.spec.config import Config
@@ -69,6 +70,8 @@ def test_a_module_of_before_is_that_of_today(capsys: pytest.CaptureFixture[str])
         assert sys.modules[before] is import_module(now)
         assert capsys.readouterr().err.endswith(f"fasttrain: the module {before} is now {now}\n")
     assert pickle.loads(b"cfasttrain.engines.q_networks\nDuelingDQNPolicy\n.") is DuelingDQNPolicy
+    recurrent = pickle.loads(b"cfasttrain.engines.recurrent_policies\nMaskableRecurrentActorCriticPolicy\n.")
+    assert recurrent is MaskableRecurrentActorCriticPolicy
     found = pickle.loads(b"cfasttrain.games.skullking.game\nSkullKingGame\n.")
     assert found is import_module("fasttrain_games.skullking.game").SkullKingGame
     assert found.__module__ == sys.modules[found.__module__].__spec__.name  # type: ignore[union-attr]
