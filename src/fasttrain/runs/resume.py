@@ -195,5 +195,5 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
         for text in problems:
             say(console, f"warning: {text}; going back to an older checkpoint")
         return folder, state, arrays
-    none = "it has none (checkpoint_every=… writes them; a signal or an error that ends a run also does)"
+    none = "it has none (checkpoint_every=… writes them; a signal also does, and an error after the first update)"
     raise ConfigError(f"run={where}: no checkpoint to continue from: {'; '.join(problems) or none}")
