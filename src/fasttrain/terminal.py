@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -116,6 +116,16 @@ def tell(text: str) -> None:
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def show_warning(
+    show: Callable[..., None], message: object, category: type[Warning], filename: str, *where: Any
+) -> None:
+    """Tell a warning of fasttrain's own code in one line; `show` others with their path and line of code."""
+    if filename.startswith(str(Path(__file__).parents[1] / "fasttrain")):
+        tell(f"fasttrain: warning: {message}")
+    else:
+        show(message, category, filename, *where)
 
 
 class Output:

@@ -34,6 +34,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import each_array
+from fasttrain.envs.user_code import attribute_of
 from fasttrain.errors import ConfigError
 from fasttrain.runs.demonstrations import Decision, stacked
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
@@ -63,27 +64,27 @@ class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self.tells, self.has_words = env.has_wrapper_attr("describe_step"), env.has_wrapper_attr("describe_action")
+        self.tell, self.word = attribute_of(env, "describe_step"), attribute_of(env, "describe_action")
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
-        if self.tells:
-            self.step_text = str(self.env.get_wrapper_attr("describe_step")())
+        if self.tell:
+            self.step_text = str(self.tell())
         if result[2] or result[3]:
             self.last_picture = self.env.render()
         return result
 
     def words(self, action: object) -> str:
         """The action in the env's words, or as a number."""
-        if self.has_words:
-            return str(self.env.get_wrapper_attr("describe_action")(action))
+        if self.word:
+            return str(self.word(action))
         return str(action.tolist() if isinstance(action, np.ndarray) else action)
 
     def choice_words(self, part: int, value: int, count: int) -> str:
         """A value of one of `count` sub-actions in the env's words; empty if the env has no words for it."""
-        if self.env.has_wrapper_attr("describe_choice"):
-            return str(self.env.get_wrapper_attr("describe_choice")(part, value))
-        return self.words(value) if count == 1 and self.has_words else ""
+        if describe := attribute_of(self.env, "describe_choice"):
+            return str(describe(part, value))
+        return self.words(value) if count == 1 and self.word else ""
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -183,15 +184,15 @@ def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
     """The run's env, drawn as text. Raises ConfigError if it has no text form, or the players do not fit."""
     env = drawn_env(trained, "ansi")
     option = env_spec(trained).option
-    if is_self_play(trained) and not env.has_wrapper_attr(TURN):
+    if is_self_play(trained) and attribute_of(env, TURN) is None:
         env.close()
         raise ConfigError(f"{option} cannot be played from both sides: it has no property {TURN}")
     if isinstance(env.action_space, spaces.Box) and trained.play.human:
         env.close()
         raise ConfigError(f"play.human=true: the actions of {option} are numbers {env.action_space}, not choices")
-    if hasattr(env.unwrapped, "player_names"):
+    if attribute_of(env, "player_names") is not None:
         others = "agent" if is_self_play(trained) else "bot"
-        env.unwrapped.player_names = ("you" if trained.play.human else "agent", others)
+        env.set_wrapper_attr("player_names", ("you" if trained.play.human else "agent", others))
     return env
 
 
@@ -227,7 +228,7 @@ class Play:
             masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
             if opponents_decide(self.played):
                 actions = self.seats.actions(observations, masks)
-                if not self.played.tells:  # else `describe_step` tells the opponent's action later
+                if not self.played.tell:  # else `describe_step` tells the opponent's action later
                     self._show(f"opponent: {self.played.words(actions[0])}")
             else:
                 decisions += 1
@@ -259,7 +260,7 @@ class Play:
         actions = self.seats.actions(observations, masks)
         choices = best_choices(self.model, observations, masks if self.seats.masked else None)
         words = self.played.words
-        self._show(f"agent {words(actions[0])}" if self.played.has_words else f"agent: {words(actions[0])}", "bold")
+        self._show(f"agent {words(actions[0])}" if self.played.word else f"agent: {words(actions[0])}", "bold")
         if len(choices) == 1:
             self._show("  its only legal choice")
         elif choices:

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from fasttrain.batch import Int64Array, each_array, select_rows
-from fasttrain.envs.answers import as_reward, check_reset, check_step, last_observation
+from fasttrain.envs.answers import MOST_REWARD, as_ends, as_reward, check_reset, check_step, last_observation
 from fasttrain.envs.masks import (
     KEY,
     MASKABLE_SPACES,
@@ -23,7 +23,7 @@ from fasttrain.envs.masks import (
     mask_width,
 )
 from fasttrain.envs.tasks import task_options_of
-from fasttrain.envs.user_code import blame
+from fasttrain.envs.user_code import blame, needs_package
 from fasttrain.errors import EnvError, EnvSpecError, ReplaceEnv
 from fasttrain.spec.infos import enemy_turn_ms
 from fasttrain_vec.replacing import built_anew
@@ -92,7 +92,7 @@ class Record(NamedTuple):
 def failure_of(error: BaseException, env_index: int) -> Failure:
     text = str(error) if isinstance(error, EnvError) else blame(error)
     lines = "".join(traceback.format_exception(error))
-    wrong, asked = isinstance(error, EnvSpecError), isinstance(error, ReplaceEnv)
+    wrong, asked = isinstance(error, EnvSpecError) or needs_package(error), isinstance(error, ReplaceEnv)
     return Failure(env_index, text, lines, is_spec_error=wrong, asked=asked)
 
 
@@ -227,13 +227,13 @@ class EnvRows:
             check_step(answer)  # makes the same check in 400 ns, the line above in 60 ns
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
-        arrays.rewards[row] = reward if type(reward) is float else as_reward(reward)
+        if type(reward) is not float or not -MOST_REWARD <= reward <= MOST_REWARD:
+            reward = as_reward(reward)
+        arrays.rewards[row] = reward
         try:
-            arrays.terminations[row] = terminated
-            arrays.truncations[row] = truncated
-        except ValueError as error:  # `terminated` or `truncated` is an array of several values
-            ends = f"terminated={terminated!r:.60} and truncated={truncated!r:.60}"
-            raise BadDataError(f"step() returned {ends}; return two bools") from error
+            arrays.terminations[row], arrays.truncations[row] = terminated, truncated
+        except ValueError:  # one is an array
+            arrays.terminations[row], arrays.truncations[row] = as_ends(terminated, truncated)
         if "perf" in info:
             self.opponents_ns += int(1e6 * enemy_turn_ms(info))
         if terminated or truncated:

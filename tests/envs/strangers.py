@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -208,6 +209,52 @@ class Numbers(Plain):
     def step(self, action: Any) -> Any:
         seen, _, over, _, _ = super().step(action)
         return seen, np.array(action, np.float16), np.bool_(over), np.array(False), {}
+
+
+class Proxy(Plain):
+    """Its own table of names raises KeyError. Rewards and ends are arrays, and a lock in the info cannot be copied."""
+
+    def __init__(self) -> None:
+        self.__dict__["table"] = {"lock": threading.Lock()}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["table"][name]
+
+    def step(self, action: Any) -> Any:
+        seen, _, over, _, info = super().step(action)
+        return seen, np.array([action], np.float32), np.array([over]), np.array([False]), info
+
+    def told(self) -> dict[str, Any]:
+        return {"lock": self.lock, "list": [1]}
+
+
+class Wrong(Plain):
+    """What cannot train: `how` says why."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        if how == "two numbers":
+            self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        if how == "two keys":
+            self.observation_space = spaces.Dict({"x": Plain.observation_space, "y": Plain.observation_space})
+        if how == "async":
+            self.step = self.wait  # type: ignore[method-assign]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        seen, info = super().reset(seed=seed)
+        answers = {"two numbers": seen[:2], "two keys": {"x": seen, "y": seen}, "list at reset": (seen, [1])}
+        return answers.get(self.how, (seen, info))
+
+    def step(self, action: Any) -> Any:
+        if self.how == "package":
+            raise gymnasium.error.DependencyNotInstalled("run `pip install a-display`") from ModuleNotFoundError("a")
+        return super().step(action)
+
+    async def wait(self, action: Any) -> Any:
+        return super().step(action)
+
+    def told(self) -> Any:
+        return {"list": [1], "none": None, "text": "abc"}.get(self.how, {})
 
 
 class Window(Plain):

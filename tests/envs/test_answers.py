@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from decimal import Decimal
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.envs.answers import as_reward, check_reset, last_observation, misfits
+from fasttrain.envs.answers import AnswerError, as_reward, check_reset, last_observation, misfits, reset_inner
 from fasttrain.errors import EnvError
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -29,6 +30,19 @@ def test_any_number_is_a_reward(reward: Any):
 def test_what_is_no_number_is_named(reward: Any):
     with pytest.raises(EnvError, match=f"the reward .*, a {type(reward).__name__}; return a number"):
         as_reward(reward)
+
+
+def test_a_number_that_float32_cannot_hold_is_no_reward():
+    with pytest.raises(EnvError, match=r"the reward -1e\+300, which is too large for float32"):
+        as_reward(np.float64(-1e300))
+    assert (as_reward(3.4e38), as_reward(float("-inf"))) == (3.4e38, float("-inf"))  # nan_guard looks for the latter
+
+
+@pytest.mark.parametrize("answer", [np.zeros(2), {"a": 1, "b": 2}, (np.zeros(2), [1]), (np.zeros(2),), "ab"])
+def test_an_answer_of_two_parts_is_not_taken_for_observation_and_info(answer: Any):
+    env = SimpleNamespace(reset=lambda **_: answer)
+    with pytest.raises(AnswerError, match=r"reset\(\) must return \(observation, info\), it returned "):
+        reset_inner(env, 0, None)
 
 
 @pytest.mark.parametrize(

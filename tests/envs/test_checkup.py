@@ -165,7 +165,7 @@ FAULTS = [
         "instead of .observation, reward, terminated.*=.fasttrain.*wrappers:OldGym",
     ),
     ("int end", "ends_not_bool", "warning", "terminated is 0 of type int"),
-    ("info is a list", "info_not_dict", "error", "of type list"),
+    ("info is a list", "reset_answer", "error", r"reset\(\) must return \(observation, info\), it returned \(array"),
 ]
 
 

@@ -89,7 +89,7 @@ def test_limits_still_allow_one_step_and_one_reset() -> None:
     [
         ("step", lambda: 1 / 0, r"failed at step 1 of an episode.*ZeroDivisionError.*test_probe\.py"),
         ("step", lambda: (np.zeros(1), 0.0, False, {}), r"step\(\) returned .*instead of \(observation, reward"),
-        ("reset", lambda: np.zeros(1), r"reset\(\) returned array.* instead of \(observation, info\).*OldGym"),
+        ("reset", lambda: np.zeros(1), r"reset\(\) must return \(observation, info\), it returned array.*OldGym"),
     ],
 )
 def test_an_answer_of_another_form_is_named(method: str, answer: Any, text: str, limit: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import gymnasium
 import pytest
 
 import fasttrain
-from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, MASKING, Place, blame, import_user_module
+from fasttrain.envs.retrace import Retrace
+from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, MASKING, Place, attribute_of, blame, import_user_module
+from plain_env import PlainEnv
 
 
 def raises_with_text() -> None:
@@ -29,6 +32,26 @@ def test_an_error_that_cannot_be_shown_is_named_by_its_type() -> None:
 
     assert blame(OddError()) == "OddError"
     assert blame(ValueError("never raised")) == "ValueError: never raised"
+
+
+def test_what_is_to_be_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(gymnasium.error.DependencyNotInstalled) as caught:
+        gymnasium.make("CartPole-v1", render_mode="human").reset()
+    text = 'it needs a package that is not installed: pygame is not installed, run `pip install "gymnasium[classic'
+    assert blame(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize("error", [KeyError, RuntimeError, AttributeError])
+def test_an_attribute_that_cannot_be_read_is_none(error: type[Exception]) -> None:
+    class Odd(PlainEnv):
+        def __getattr__(self, name: str) -> None:
+            raise error(name)
+
+    assert attribute_of(gymnasium.wrappers.TimeLimit(Odd(), 9), "action_masks") is None
+    assert attribute_of(Odd(), "length") == Odd.length
+    with pytest.raises(AttributeError, match="action_masks"):
+        Retrace(Odd()).get_wrapper_attr("action_masks")  # SB3's `has_attr` expects this
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ CASES = {
     "Army": Case(FREE),
     "Table": Case(FREE),
     "Numbers": Case(FREE),
+    "Proxy": Case((*FREE,), found=("unpicklable_info",)),
     "Window": Case((*FREE, "env.max_episode_steps=5")),
     "Own": Case(FREE, found=("reused_array",)),
     "Ported": Case(FREE, said="close() of an env failed"),
@@ -80,6 +81,33 @@ def test_what_an_env_changes_in_the_process_is_told_once(fasttrain: RunCommand):
 )
 def test_what_cannot_train_is_refused_in_a_sentence(fasttrain: RunCommand, arguments: tuple[str, ...], told: str):
     fasttrain(*TINY, *arguments).refused(told)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        *((how, "info_not_dict: info is ") for how in ("list", "none", "text")),
+        *((how, "reset() must return (observation, info), it returned ")
+          for how in ("list at reset", "two numbers", "two keys")),
+        ("package", "it needs a package that is not installed: run `"),
+        ("async", "step() is `async def`, which nothing awaits; make it a plain `def`"),
+    ],
+)  # fmt: skip
+def test_what_answers_wrongly_is_refused_by_the_checkup(fasttrain: RunCommand, how: str, told: str):
+    fasttrain(*TINY, *FREE, "env.entry_point=strangers:Wrong", f"env.kwargs.how={how}").refused(told)
+
+
+def test_a_package_that_is_missing_later_is_named(fasttrain: RunCommand):
+    done = fasttrain(*TINY, *FREE, "env.entry_point=strangers:Wrong", "env.kwargs.how=package", "checkup=off")
+    assert done.exit_code == 2
+    assert "env 0, step 1 of its episode: it needs a package that is not installed: run `" in done.err
+
+
+@pytest.mark.filterwarnings("default")
+def test_an_odd_env_trains_in_workers_and_what_is_lost_is_told_in_a_line(fasttrain: RunCommand):
+    done = fasttrain(*TINY, "algo=ppo", "vec_env=shared", "workers=1", "env.entry_point=strangers:Proxy").ok()
+    assert "fasttrain: warning: info entries of env 0 cannot be pickled and are left out: lock\n" in done.err
+    assert "shared.py" not in done.err
 
 
 def test_what_no_plan_can_hold_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
-from stable_baselines3.common.monitor import Monitor
 
 from fasttrain.envs.retrace import Retrace
 from fasttrain.errors import EnvError
+from fasttrain.runs.envs import CheckedMonitor
 from fasttrain.vec.stock import ActionLogVecEnv
 from plain_env import PlainEnv
 
@@ -46,7 +47,7 @@ class Wrong(PlainEnv):
 def played(limit: bool = False, steps: int = 4, **wrong: Any) -> None:
     def build() -> Retrace:
         env: Any = Wrong(**wrong)
-        return Retrace(Monitor(TimeLimit(env, 100) if limit else env))
+        return Retrace(CheckedMonitor(TimeLimit(env, 100) if limit else env))
 
     env = ActionLogVecEnv([build])
     env.reset()
@@ -62,8 +63,9 @@ def played(limit: bool = False, steps: int = 4, **wrong: Any) -> None:
         ((SEEN, "win", False, False, {}), "step() returned the reward 'win', a str; return a number"),
         ((SEEN, 1.0, np.array([True, False]), False, {}), "step() returned terminated=array([ True, False])"),
         ((SEEN, 1.0, False, False, None), "step() returned an info of type NoneType, expected a dict"),
-        ((SEEN, 1.0, False, {}), "step() must return (observation, reward, terminated, truncated, info): not enough"),
-        (None, "step() must return (observation, reward, terminated, truncated, info): cannot unpack"),
+        ((SEEN, 1e300, False, False, {}), "step() returned the reward 1e+300, which is too large for float32"),
+        ((SEEN, 1.0, False, {}), "step() "),
+        (None, "step() "),
         ((np.zeros(4), 1.0, False, False, {}), "the observation has shape (4,), declared (3,)"),
         (({"seen": SEEN}, 1.0, False, False, {}), "the observation holds object, declared Box(-1.0, 1.0, (3,)"),
     ],
@@ -76,8 +78,27 @@ def test_a_wrong_answer_is_told_with_its_place(answer: Any, told: str, limit: bo
 
 @pytest.mark.parametrize("begin", [SEEN, (SEEN, {}, 1), (SEEN, [])])
 def test_so_is_a_wrong_reset(begin: Any):
-    with pytest.raises(EnvError, match=r"^env 0, its reset: reset\(\) returned .*, expected \(observation, info\) "):
+    with pytest.raises(EnvError, match=r"^env 0, its reset: reset\(\) must return \(observation, info\), it "):
         played(begin=begin)
+
+
+@pytest.mark.parametrize("answer", [(SEEN, 1.0, False, {}), None])
+def test_what_step_must_return_is_said_in_a_wrapper_too(answer: Any):
+    with pytest.raises(EnvError, match=r"step\(\) must return \(observation, reward, terminated, truncated, info\)"):
+        played(limit=True, answer=answer)
+    with pytest.raises(EnvError, match=r"step\(\) returned \w+( values)?, expected 5 values"):
+        played(answer=answer)
+
+
+def test_an_array_with_one_entry_is_a_reward_and_a_lock_in_the_info_is_passed_on():
+    lock = threading.Lock()
+    env = ActionLogVecEnv(
+        [lambda: Retrace(CheckedMonitor(Wrong((SEEN, np.ones(1), False, False, {"a": lock, "b": [1]}))))]
+    )
+    env.reset()
+    for _ in range(3):
+        _, rewards, _, infos = env.step(np.zeros(1, np.int64))
+    assert (rewards.tolist(), infos[0]["a"], infos[0]["b"]) == ([1.0], lock, [1])
 
 
 def test_what_the_env_itself_raises_stays_as_it_is():

@@ -151,6 +151,7 @@ def bad(position: int, value: Any) -> Callable[[Any], Any]:
         (bad(0, None), r"the observation has shape \(\)"),
         (bad(0, ["a"] * 4), "the observation, .'a', .*, does not fit its space: ValueError: could not convert string"),
         (bad(1, float("inf")), "the reward is not finite"),
+        (bad(1, 1e300), r"the reward 1e\+300, which is too large for float32 \(at most 3.4e38\); scale it down"),
         (bad(1, None), "the reward None, a NoneType; return a number"),
         (bad(1, "1.5"), "the reward '1.5', a str; return a number"),
         (
@@ -190,7 +191,7 @@ def test_resets_that_are_refused(answer: Any):
             return answer
 
     rows = Rows([lambda: Old(0)])
-    with pytest.raises(NeedsRestartError, match=r"reset\(\) returned .*expected \(observation, info\)"):
+    with pytest.raises(NeedsRestartError, match=r"reset\(\) must return \(observation, info\), it returned "):
         rows.reset()
 
 

@@ -11,8 +11,10 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         here = os.getcwd()  # read before the command, because an env may change the directory
     try:
         refuse_while_imported()
-        with _sigterm_as_ctrl_c():
+        with _sigterm_as_ctrl_c(), warnings.catch_warnings():
+            warnings.showwarning = partial(terminal.show_warning, warnings.showwarning)
             if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments) or _lost_output()

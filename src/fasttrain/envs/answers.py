@@ -17,38 +17,70 @@ from gymnasium.wrappers.utils import create_zero_array
 from fasttrain.errors import EnvError
 
 OLD_GYM = "env.wrappers=[fasttrain.envs.wrappers:OldGym] adapts the old gym interface"
+MOST_REWARD = float(np.finfo(np.float32).max)  # algorithms store rewards as float32
+
+
+class AnswerError(EnvError):
+    """`step` or `reset` returned something wrong. `code`: the finding's code in the checkup."""
+
+    def __init__(self, code: str, what: str) -> None:
+        super().__init__(what)
+        self.code = code
 
 
 def as_reward(reward: Any) -> float:
     """Convert a reward to float: a NumPy number, an array with one entry, a Decimal, …
 
-    Raises EnvError: `reward` is not a number. Text is refused even if `float` accepts it.
+    Raises AnswerError: `reward` is not a number, or a finite number that float32 cannot hold. Text is refused even if
+    `float` accepts it.
     """
     try:
-        number = reward.item() if isinstance(reward, np.ndarray) else reward
-        if not isinstance(number, (str, bytes)):
-            return float(number)
+        value = reward.item() if isinstance(reward, np.ndarray) else reward
+        number = float(None if isinstance(value, (str, bytes)) else value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        pass
-    raise EnvError(f"step() returned the reward {reward!r:.60}, a {type(reward).__name__}; return a number")
+        what = f"step() returned the reward {reward!r:.60}, a {type(reward).__name__}; return a number"
+        raise AnswerError("reward_not_scalar", what) from None
+    if MOST_REWARD < abs(number) < math.inf:
+        what = f"step() returned the reward {number:g}, which is too large for float32 (at most 3.4e38); scale it down"
+        raise AnswerError("reward_not_finite", what)
+    return number
 
 
 def check_step(answer: object) -> None:
-    """Raises EnvError if `answer` is not what `step` must return."""
+    """Raises AnswerError if `answer` is not what `step` must return."""
     if not isinstance(answer, tuple | list) or len(answer) != 5:
         what = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
-        raise EnvError(f"step() returned {what}, expected 5 values ({OLD_GYM})")
+        raise AnswerError("step_answer", f"step() returned {what}, expected 5 values ({OLD_GYM})")
     if not isinstance(answer[4], Mapping):
-        raise EnvError(f"step() returned an info of type {type(answer[4]).__name__}, expected a dict")
+        what = f"step() returned an info of type {type(answer[4]).__name__}, expected a dict"
+        raise AnswerError("info_not_dict", what)
+
+
+def as_ends(terminated: object, truncated: object) -> tuple[bool, bool]:
+    """Both ends of a step as bools. Raises AnswerError: an array of several values has no truth value."""
+    try:
+        return bool(terminated), bool(truncated)
+    except ValueError:
+        what = f"step() returned terminated={terminated!r:.60} and truncated={truncated!r:.60}; return two bools"
+        raise AnswerError("ends_not_bool", what) from None
 
 
 def check_reset(answer: object) -> Mapping[str, Any]:
-    """The info in the answer of `reset()`; {} if the info is None. EnvError if `answer` is not (observation, info)."""
+    """The info in the answer of `reset()`; {} if it is None. AnswerError if `answer` is not (observation, info)."""
     if isinstance(answer, (tuple, list)) and len(answer) == 2:
         info = {} if answer[1] is None else answer[1]
         if isinstance(info, Mapping):
             return info
-    raise EnvError(f"reset() returned {answer!r:.80}, expected (observation, info) ({OLD_GYM})")
+    raise AnswerError(
+        "reset_answer", f"reset() must return (observation, info), it returned {answer!r:.80} ({OLD_GYM})"
+    )
+
+
+def reset_inner(env: Any, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
+    """Observation and info of `env.reset`, for a wrapper around `env`. Raises as `check_reset`, before unpacking."""
+    answer = env.reset(seed=seed, options=options)
+    info = check_reset(answer)
+    return answer[0], info
 
 
 def last_observation(space: spaces.Space[Any], observation: Any, terminated: bool, finite: bool = True) -> Any:

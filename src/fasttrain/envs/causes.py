@@ -25,7 +25,7 @@ from fasttrain.envs.findings import Finding, make_finding
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import ACTIONS_SEED, SEED, Moment, Play, PlayError
 from fasttrain.envs.second_play import HORIZON, Difference, Frame, differing_part, first_difference, frame_of
-from fasttrain.envs.user_code import preserve_random_state
+from fasttrain.envs.user_code import attribute_of, preserve_random_state
 
 Playing = Callable[[], AbstractContextManager[Play]]  # a context in which a new env is played
 Beside = Callable[[], AbstractContextManager[None]]  # a context in which another process plays a copy of the env
@@ -255,7 +255,7 @@ def always_one_seed(play: Play) -> Iterator[Finding]:
     states, inner = list[Any](), play.env.unwrapped
     for seed in (SEED, SEED + 1):
         list(play.episode(seed, 1))
-        number, generator = (getattr(inner, name, None) for name in ("_np_random_seed", "_np_random"))
+        number, generator = (attribute_of(inner, name) for name in ("_np_random_seed", "_np_random"))
         if number in (None, -1, seed) or not isinstance(generator, np.random.Generator):
             return
         states.append((number, str(generator.bit_generator.state)))  # as text, because some states hold arrays

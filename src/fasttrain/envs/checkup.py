@@ -22,7 +22,7 @@ from fasttrain.envs.make import Env
 from fasttrain.envs.masks import MASKABLE_SPACES, layers, sounds_like_masks
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
 from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh
-from fasttrain.envs.user_code import CLOSING, Place, preserve_random_state, seed_streams
+from fasttrain.envs.user_code import CLOSING, Place, attribute_of, preserve_random_state, seed_streams
 from fasttrain.envs.wrappers import has_running_statistics
 
 EnvMaker = Callable[[], Env]
@@ -205,7 +205,8 @@ class _Checkup:
         with self._playing(lent=self.lent) as play:
             answers = AnswerCheck(play.env.observation_space, play.action_space)
             maskable = isinstance(play.action_space, MASKABLE_SPACES)
-            self.masks_ignored = not self.use_masks and maskable and play.env.has_wrapper_attr("action_masks")
+            offered = attribute_of(play.env, "action_masks") is not None
+            self.masks_ignored = not self.use_masks and maskable and offered
             with_statistics = (type(layer).__name__ for layer in layers(play.env) if has_running_statistics(layer))
             self.statistics = next(with_statistics, "")
 
@@ -252,7 +253,7 @@ class _Checkup:
                 if play.has_masks:
                     self.findings.append(causes.refused(play, fault.what, self._deadline()))
                     return
-                if play.env.has_wrapper_attr("action_masks"):
+                if attribute_of(play.env, "action_masks") is not None:
                     remedy = "the env offers masks and this algorithm ignores them: use algo=maskable_ppo"
                 elif isinstance(play.action_space, MASKABLE_SPACES) and (known := sounds_like_masks(play.env)):
                     remedy = f"if {known[0]} gives the legal actions, use algo=maskable_ppo with env.masks={known[0]}"

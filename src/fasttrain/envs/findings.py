@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.envs.answers import as_reward, misfits
+from fasttrain.envs.answers import AnswerError, as_reward, misfits
 from fasttrain.envs.masks import head_masks
 from fasttrain.envs.probe import Moment
-from fasttrain.errors import EnvError
 
 Severity = Literal["warning", "error"]
 # error: training would stop, or would learn nothing useful. warning: the env's author may intend this.
@@ -168,9 +167,10 @@ class AnswerCheck:
     def _reward(self, reward: Any) -> None:
         try:
             value = as_reward(reward)
-        except EnvError:
+        except AnswerError as error:
             shape = f" of shape {np.shape(reward)}" if np.ndim(reward) else ""
-            self._add("reward_not_scalar", "the reward", f"is {reward!r:.40}, a {type(reward).__name__}{shape}")
+            large = ", too large for float32 (at most 3.4e38)" if error.code == "reward_not_finite" else ""
+            self._add(error.code, "the reward", f"is {reward!r:.40}, a {type(reward).__name__}{shape}{large}")
             return
         if not np.isfinite(value):
             self._add("reward_not_finite", "the reward", f"is {value}")
@@ -180,7 +180,7 @@ class AnswerCheck:
             self.reward_range = min(low, value), max(high, value)
 
     def _info(self, moment: Moment) -> None:
-        if not isinstance(moment.info, dict):
+        if not isinstance(moment.info, Mapping):
             self._add("info_not_dict", "info", f"is {moment.info!r:.40} of type {type(moment.info).__name__}")
             return
         if entry := not_picklable(moment.info):
@@ -261,6 +261,8 @@ REMEDIES = {
     "a curriculum, it is fine",
     "renumbered": "number units, cards and places from the same first number in each episode",
     "copies_not_independent": "keep the state of a game in the env itself, not in a module, a class, a file or a port",
+    "needs_package": "install it",
+    "reset_answer": "return both, the info as a dict",
     "raised": "training would stop there; make that line work in every state that random play reaches",
     "wrong_shape": "set observation_space to what reset() and step() return",
     "wrong_dtype": "declare a float32 Box, or return whole numbers: the fractions are lost",

@@ -10,7 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
+from fasttrain.envs.answers import reset_inner
 from fasttrain.envs.masks import head_sizes
+from fasttrain.envs.user_code import attribute_of
 from fasttrain.envs.wrappers import with_flags
 from fasttrain.errors import EnvSpecError
 
@@ -49,7 +51,7 @@ class Goals(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = reset_inner(self.env, seed, options)
         self._goal = 0  # number of the goal + 1; 0: the next action sets a goal
         return self._shown(observation), info
 
@@ -67,8 +69,8 @@ class Goals(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The action in words, for `fasttrain play`."""
         if not self._goal:
             return f"sets goal {int(action[-1])}"
-        told = self.env.has_wrapper_attr("describe_action")
-        return str(self.env.get_wrapper_attr("describe_action")(self._own(action)) if told else self._own(action))
+        tell = attribute_of(self.env, "describe_action", str)
+        return str(tell(self._own(action)))
 
     def _own(self, action: Any) -> Any:
         """The env's part of an action."""

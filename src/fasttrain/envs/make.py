@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +19,7 @@ from fasttrain.envs import masks, wrappers
 from fasttrain.envs.goals import Goals, MaskedGoals
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.tasks import TaskOptions
-from fasttrain.envs.user_code import blame, import_user_module
+from fasttrain.envs.user_code import attribute_of, blame, import_user_module
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec import plugins
 from fasttrain.spec.backends import option_of
@@ -180,8 +180,6 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     kwargs.setdefault("disable_env_checker", True)  # the checker warns in every process; the checkup tests more
     try:
         return _with_whole_reset(gymnasium.make(name, **kwargs))
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise EnvSpecError(f"{spec.option} needs a package that is not installed: {error}") from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         if (old := _of_old_gym(spec, name, folder)) is not None:
             return _time_limited(_adapted(old, spec), spec)
@@ -220,12 +218,12 @@ def _adapted(env: Any, spec: EnvSpec) -> Env:
     """
     if isinstance(env, gymnasium.Env):
         return _with_whole_reset(env)
-    if not all(callable(getattr(env, name, None)) for name in ("step", "reset")):
+    if not all(callable(attribute_of(env, name)) for name in ("step", "reset")):
         raise EnvSpecError(_not_an_env(spec, type(env)))
-    if hasattr(env, "possible_agents"):
+    if attribute_of(env, "possible_agents") is not None:
         module = (spec.entry_point or type(env).__module__).partition(":")[0]
         raise EnvSpecError(f"{spec.option} is a game for several agents: use env.backend=pettingzoo env.id={module}")
-    if isinstance(getattr(env, "num_envs", None), int):
+    if isinstance(attribute_of(env, "num_envs"), int):
         raise EnvSpecError(
             f"{spec.option} built {type(env).__qualname__}, a vector of many envs; name a class that builds one env"
         )
@@ -342,10 +340,15 @@ def _check_kwargs(creator: Callable[..., Any], kwargs: Mapping[str, Any], spec: 
 
 def _check_spaces(env: Env, spec: EnvSpec) -> None:
     for name in ("observation_space", "action_space"):
-        space = getattr(env, name, None)
+        space = attribute_of(env, name)
         if not isinstance(space, gymnasium.spaces.Space):
             what = "nothing" if space is None else f"{type(space).__module__}.{type(space).__qualname__}"
             raise EnvSpecError(f"{spec.option}: {name} must be a gymnasium.spaces.Space, found {what}")
+    for layer in masks.layers(env):
+        if found := [name for name in ("reset", "step") if iscoroutinefunction(attribute_of(layer, name))]:
+            raise EnvSpecError(
+                f"{spec.option}: {found[0]}() is `async def`, which nothing awaits; make it a plain `def`"
+            )
 
 
 def _unknown_id(spec: EnvSpec, name: str, module: ModuleType | None, before: set[str], error: Exception) -> str:

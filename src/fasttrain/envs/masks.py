@@ -23,7 +23,8 @@ from gymnasium.vector import VectorWrapper
 from numpy.typing import NDArray
 
 from fasttrain.batch import LAST_MASKS, BoolArray
-from fasttrain.envs.user_code import blame, preserve_random_state
+from fasttrain.envs.answers import AnswerError, check_reset, reset_inner
+from fasttrain.envs.user_code import attribute_of, blame, preserve_random_state
 from fasttrain.errors import EnvError, EnvSpecError
 
 MaskConvention = Literal["method", "info", "observation"]
@@ -32,6 +33,7 @@ KEYS = ("action_mask", METHOD)  # names of masks in an info or a Dict observatio
 KEY = KEYS[0]
 MASKABLE_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 LOOKED_FOR = f"a method {METHOD}(), info[{KEY!r}], a key {KEY!r} in a Dict observation"
+MISSING = object()
 ADDED = -1e3  # in a mask of numbers that are added to logits, this number or less forbids the action
 _SOUNDS_LIKE = re.compile(r"mask|(valid|legal|available|avail|possible|allowed|feasible)_?(action|move)", re.IGNORECASE)
 
@@ -67,15 +69,13 @@ def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
 
     Raises EnvSpecError if the method needs arguments.
     """
-    get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda attribute: getattr(env, attribute)
     if (read := property_of(env, name)) is not None:  # `read` runs later: before a reset the property may not exist
         return read
-    try:
-        method = get(name)
-    except AttributeError:
+    method = attribute_of(env, name, MISSING)
+    if method is MISSING:
         return None
     if not callable(method):
-        return lambda: get(name)
+        return partial(attribute_of, env, name)
     try:
         inspect.signature(method).bind()
     except TypeError:
@@ -120,14 +120,11 @@ def find_mask_convention(env: gymnasium.Env[Any, Any], name: str | None = None) 
         return "observation"
     with preserve_random_state():
         try:
-            answer = env.reset()
+            info = check_reset(env.reset())
+        except AnswerError as error:
+            raise EnvSpecError(f"env {env.unwrapped}: {error}") from None
         except Exception as error:
             raise EnvSpecError(f"env {env.unwrapped}: its first reset() failed: {blame(error)}") from error
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            raise EnvSpecError(
-                f"env {env.unwrapped}: reset() must return (observation, info), it returned {answer!r:.80}"
-            )
-        info = answer[1]
         if isinstance(env.unwrapped, AdaptsOld):
             try:
                 info = env.step(copy.deepcopy(env.action_space).sample())[4]
@@ -139,7 +136,7 @@ def find_mask_convention(env: gymnasium.Env[Any, Any], name: str | None = None) 
 def hidden_mask_error(env: object) -> str:
     """The message about a wrapper that hides the mask in a Dict observation; empty if no wrapper does."""
     for outer, inner in itertools.pairwise(layers(env)):
-        inner_space, space = getattr(inner, "observation_space", None), outer.observation_space
+        inner_space, space = attribute_of(inner, "observation_space"), outer.observation_space
         key = mask_key(inner_space) if isinstance(inner_space, spaces.Dict) else None
         if key is None or inner_space is None or mask_key(space) is not None:
             continue
@@ -338,7 +335,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise EnvError(f"env {self.unwrapped}: the action mask is not an array: {error}") from error
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = reset_inner(self.env, seed, options)
         observation = self._take_mask(observation, info)
         if self._latest is None and self._no_reset_info:
             self._latest = np.ones(self._flat.width, np.bool_)

@@ -17,8 +17,9 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
+from fasttrain.envs.answers import AnswerError, as_ends, check_reset
 from fasttrain.envs.masks import MASKABLE_SPACES, FlatMasks, mask_width, random_legal_action
-from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
+from fasttrain.envs.user_code import BUILDING, MASKING, Place, attribute_of, blame, needs_package
 from fasttrain.errors import EnvError, EnvSpecError
 
 SEED = 20_260_101  # seed of the checkup and of measurements; trainings use other seeds: 0, 1, …
@@ -103,9 +104,9 @@ class Play:
         self._build_s = time.perf_counter() - began if build_s is None else build_s
         self.action_space = copy.deepcopy(env.action_space)  # some envs use the generator of their own action space
         self.action_space.seed(ACTIONS_SEED)
-        self.has_masks = (
-            use_masks and isinstance(env.action_space, MASKABLE_SPACES) and env.has_wrapper_attr("action_masks")
-        )
+        maskable = use_masks and isinstance(env.action_space, MASKABLE_SPACES)
+        self._action_masks = attribute_of(env, "action_masks") if maskable else None
+        self.has_masks = self._action_masks is not None
         self.rng = np.random.default_rng(ACTIONS_SEED)
         self.faults: dict[str, str] = {}  # code → text of the first fault with this code
         self.lengths: list[int] = []  # lengths of the episodes that ended
@@ -116,7 +117,6 @@ class Play:
         self.action: Any = None  # the last action
         self.warm_up_s = 0.0
         self._lenient = lenient
-        self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
         self._flat_mask = FlatMasks(mask_width(env.action_space) if self.has_masks else 0)
         self._masks_s: list[float] = []
         self._infos_bytes: list[int] = []
@@ -164,17 +164,11 @@ class Play:
         began = time.perf_counter()
         try:
             answer = self.env.reset(seed=seed)
+            info = check_reset(answer)
         except (Exception, SystemExit) as error:
             raise self._failed(error) from error
         self.resets_s.append(time.perf_counter() - began)
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            raise PlayError(
-                "reset_answer",
-                f"env {self.env.unwrapped}: reset() returned {_short(answer)} instead of (observation, info)",
-                "return both, or adapt the old gym interface by env.wrappers=[fasttrain.envs.wrappers:OldGym]",
-            )
-        observation, info = answer
-        return Moment(None, observation, 0.0, False, False, {} if info is None else info, self._mask(), False)
+        return Moment(None, answer[0], 0.0, False, False, info, self._mask(), False)
 
     def step(self, action: Any) -> Moment:
         self.action, passed = action, copy.copy(action)
@@ -201,11 +195,9 @@ class Play:
         self._infos_bytes.append(_pickled_bytes(info))
         self._nonzero.append(_share_nonzero(observation))
         try:
-            ended = bool(terminated or truncated)
-        except ValueError:  # an array of several values has no truth value
-            ends = f"{_short((terminated, truncated))} as terminated, truncated"
-            what = f"env {self.env.unwrapped}: step() returned {ends}"
-            raise PlayError("ends_not_bool", what, "return two bools") from None
+            ended = any(as_ends(terminated, truncated))
+        except AnswerError as error:
+            raise self._failed(error) from None
         if ended:
             self.lengths.append(self.length)
         return Moment(action, observation, reward, terminated, truncated, info, None if ended else self._mask(), ended)
@@ -271,7 +263,11 @@ class Play:
         return mask
 
     def _failed(self, error: BaseException, at_action: bool = False) -> PlayError:
+        if isinstance(error, AnswerError):  # raised in a wrapper of fasttrain, or by `check_reset`
+            return PlayError(error.code, f"env {self.env.unwrapped}: {error}")
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
+        if needs_package(error):
+            return PlayError("needs_package", what)
         shape = isinstance(error, (TypeError, ValueError)) and re.search(r"unpack|unexpected keyword", str(error))
         if self.action is None and shape:  # raised in a wrapper, which unpacks what reset() returned
             return PlayError("raised", what, "reset(self, *, seed=None, options=None) must return (observation, info)")

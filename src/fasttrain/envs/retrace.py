@@ -24,7 +24,7 @@ import numpy as np
 
 from fasttrain.batch import each_array
 from fasttrain.envs.answers import as_reward, check_reset, check_step, last_observation
-from fasttrain.envs.user_code import blame, process_settings
+from fasttrain.envs.user_code import attribute_of, blame, process_settings
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plugins import OURS
 
@@ -81,14 +81,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._log = log, index
         self._actions = log.rows
         self.first_row = len(log.rows)
-        self.step = self._first_step  # type: ignore[method-assign]
-
-    def _first_step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Check the type of the first reward: NumPy would convert a text to a number."""
         self.step = self._inner_step  # type: ignore[method-assign]
-        answer = self._inner_step(action)
-        as_reward(answer[1])
-        return answer
 
     def _check_last_observation(self) -> None:
         """Fit the episode's last observation, which SB3's loops have put into the info, to the observation space."""
@@ -129,6 +122,15 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise
         self._total += answer[1] if type(answer[1]) is float else as_reward(answer[1])
         return answer
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """As Gymnasium's. An env whose `__getattr__` raises another error than AttributeError lacks the attribute."""
+        try:
+            return super().get_wrapper_attr(name)
+        except AttributeError:
+            raise
+        except Exception as error:
+            raise AttributeError(f"{name}: {blame(error)}") from error
 
     def close(self) -> None:
         self.end()
@@ -194,7 +196,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
                 same = False
         if not same:
             observation = self.reset(seed=other_seed)[0]
-        mask = self.env.get_wrapper_attr("action_masks")() if self.env.has_wrapper_attr("action_masks") else None
+        mask = attribute_of(self.env, "action_masks", lambda: None)()
         lost: list[str] = []
         if notes is not None and same:
             now = attribute_digests(self.env)
@@ -248,16 +250,16 @@ def close_env(env: Any) -> str:
 
 def _has_known_generator(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether `np_random` is a NumPy Generator, as in Gymnasium, or does not exist yet."""
-    generator = getattr(env.unwrapped, "_np_random", None)
+    generator = attribute_of(env.unwrapped, "_np_random")
     return generator is None or isinstance(generator, np.random.Generator)
 
 
 def _state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     """The state of the env's generator, and what the env's `get_state` returns."""
     inner: Any = env.unwrapped
-    generator = getattr(inner, "_np_random", None)
+    generator = attribute_of(inner, "_np_random")
     state = {"np_random": None if generator is None else generator.bit_generator.state}
-    if callable(getattr(inner, "get_state", None)) and callable(getattr(inner, "set_state", None)):
+    if callable(attribute_of(inner, "get_state")) and callable(attribute_of(inner, "set_state")):
         with suppress(Exception):  # the user's `get_state` may have another purpose, and raise anything
             state["own"] = inner.get_state()
     return state
@@ -323,7 +325,7 @@ def _update_digest(value: object, digest: hashlib._Hash, parts: Iterator[int], d
         parts_inside = itertools.chain.from_iterable(value.items())
     elif isinstance(value, (list, tuple, deque)):
         parts_inside = value
-    elif hasattr(value, "__dict__") and not type(value).__module__.startswith(LIBRARIES):
+    elif attribute_of(value, "__dict__") is not None and not type(value).__module__.startswith(LIBRARIES):
         parts_inside = [_data(vars(value))]
     for item in parts_inside:
         _update_digest(item, digest, parts, depth + 1)

@@ -23,7 +23,7 @@ from fasttrain.envs.masks import layers
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, Play, ProbeResult
 from fasttrain.envs.retrace import close_env
 from fasttrain.envs.second_play import Recorder, not_fresh
-from fasttrain.envs.user_code import BUILDING, LOOKING, Place, preserve_random_state
+from fasttrain.envs.user_code import BUILDING, LOOKING, Place, attribute_of, preserve_random_state
 from fasttrain.envs.wrappers import OldGym, has_running_statistics
 from fasttrain.errors import EnvSpecError
 
@@ -65,7 +65,7 @@ class Build:
         place.enter(LOOKING)
         env = wrapped_core(envs[0], dataclasses.replace(spec, needs_masks=False))
         mask_error = ""
-        if spec.needs_masks and not env.has_wrapper_attr("action_masks"):
+        if spec.needs_masks and attribute_of(env, "action_masks") is None:
             try:
                 wrapped_core(envs.pop(), spec)
             except EnvSpecError as error:

@@ -89,10 +89,28 @@ def seed_streams(python: int, numpy: int) -> None:
     np.random.seed(numpy)
 
 
+def attribute_of(env: object, name: str, default: Any = None) -> Any:
+    """An attribute that an env or a wrapper around it may have; else `default`.
+
+    Any exception means that there is no such attribute: a user's `__getattr__` may raise KeyError, for example.
+    """
+    try:
+        return env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
+    except Exception:
+        return default
+
+
+def needs_package(error: BaseException) -> bool:
+    """Whether an env could not go on because a package is missing, as `pygame` for a window."""
+    return isinstance(error, gymnasium.error.DependencyNotInstalled)
+
+
 def blame(error: BaseException) -> str:
     """Return "ValueError: text (my_game.py:12, in step)": the type, the message and the user's line that raised."""
-    while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium wraps the error of a constructor
-        error = error.__cause__
+    while error.__cause__ is not None and _raised_by_us(error) and not needs_package(error):
+        error = error.__cause__  # Gymnasium wraps the error of a constructor
+    if needs_package(error):
+        return f"it needs a package that is not installed: {error}"
     try:
         message = str(error)
     except Exception:  # the user's own class of exceptions may be broken
@@ -135,8 +153,6 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
     try:
         with _TrainingForbidden():
             return importlib.import_module(name)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise EnvSpecError(f"{option} needs a package that is not installed: {error}") from error
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise EnvSpecError(_not_found(name, error.name, folder, option)) from error

@@ -14,7 +14,9 @@ from gymnasium import spaces
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray
+from fasttrain.envs.answers import check_reset, reset_inner
 from fasttrain.envs.masks import AdaptsOld, is_legal, property_of
+from fasttrain.envs.user_code import attribute_of
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.spec.infos import enemy_turn_ms
 from fasttrain.terminal import value_text
@@ -125,8 +127,9 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._keys = tuple(dict.fromkeys((*keys, *ALWAYS_KEPT)))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
-        return observation, self._select(info)
+        answer = self.env.reset(seed=seed, options=options)
+        info = check_reset(answer)
+        return answer[0], self._select(info)
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -134,7 +137,7 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
             info = self._select(info)
         return observation, reward, terminated, truncated, info
 
-    def _select(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _select(self, info: Any) -> dict[str, Any]:
         return {key: info[key] for key in self._keys if key in info} if info else info
 
 
@@ -160,7 +163,7 @@ class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.observation_space: Any = with_flags(env.observation_space, len(self.values), "InfoOneHot")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = reset_inner(self.env, seed, options)
         return self._with_one_hot(observation, info), info
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -222,7 +225,7 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = reset_inner(self.env, seed, options)
         return self._with({name: np.zeros_like(part) for name, part in self._zeros.items()}, observation), info
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -239,7 +242,7 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def reset_takes(env: Any) -> set[str]:
     """Those of the arguments `seed` and `options` that `reset` of the innermost env accepts."""
-    parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
+    parameters = inspect.signature(attribute_of(env, "unwrapped", env).reset).parameters
     both = {"seed", "options"}
     return both if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else both & {*parameters}
 
@@ -247,7 +250,7 @@ def reset_takes(env: Any) -> set[str]:
 def _reset(env: Any, takes: set[str], seed: int | None, options: dict[str, Any] | None) -> Any:
     arguments = {"seed": seed, "options": options}
     if seed is not None and "seed" not in takes:
-        if callable(getattr(env, "seed", None)):
+        if callable(attribute_of(env, "seed")):
             env.seed(seed)
         elif isinstance(env, gymnasium.Env):
             gymnasium.Env.reset(env, seed=seed)
@@ -256,8 +259,8 @@ def _reset(env: Any, takes: set[str], seed: int | None, options: dict[str, Any] 
 
 def has_running_statistics(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether this layer normalizes by running means and variances, as Gymnasium's NormalizeObservation does."""
-    statistics = (part for part in vars(env).values() if hasattr(part, "var") and hasattr(part, "count"))
-    return any(not callable(getattr(part, "mean", len)) for part in statistics)
+    parts = ([attribute_of(part, name) for name in ("var", "count", "mean")] for part in vars(env).values())
+    return any(not (callable(part[2]) or any(each is None for each in part)) for part in parts)
 
 
 class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -282,8 +285,8 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
         self.old = old
         self.observation_space = converted(old.observation_space, "observation_space")
         self.action_space = converted(old.action_space, "action_space")
-        self.metadata = getattr(old, "metadata", None) or {}
-        self.render_mode = getattr(old, "render_mode", None)
+        self.metadata = attribute_of(old, "metadata") or {}
+        self.render_mode = attribute_of(old, "render_mode")
         self._reset_takes = reset_takes(old)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -309,12 +312,12 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
         return self.old.render()
 
     def close(self) -> None:
-        if hasattr(self.old, "close"):
-            self.old.close()
+        if close := attribute_of(self.old, "close"):
+            close()
 
     def set_wrapper_attr(self, name: str, value: object, *, force: bool = True) -> bool:
         """Set the attribute on the old env, so that `VecEnv.set_attr` reaches the game and not this adapter."""
-        if not (hasattr(self.old, name) or force):
+        if attribute_of(self.old, name) is None and not force:
             return False
         setattr(self.old, name, value)
         return True
@@ -364,7 +367,7 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         turn = property_of(env, TURN)
-        if turn is None and not env.has_wrapper_attr(TURN):
+        if turn is None and attribute_of(env, TURN) is None:
             raise EnvSpecError(
                 f"env {env.unwrapped} does not support self-play: it has no property {TURN} (True if the next step is "
                 "the opponent's decision)"
@@ -375,7 +378,7 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._last: object = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._last, info = self.env.reset(seed=seed, options=options)
+        self._last, info = reset_inner(self.env, seed, options)
         return self._last, self._with_turn(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -386,6 +389,6 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _with_turn(self, info: dict[str, Any]) -> dict[str, Any]:
         turn = int(self._turn())
-        if turn and self.env.has_wrapper_attr("seat_to_decide"):
-            turn = max(1, int(self.env.get_wrapper_attr("seat_to_decide")))
+        if turn and (seat := attribute_of(self.env, "seat_to_decide")) is not None:
+            turn = max(1, int(seat))
         return {**(info or {}), TURN: turn}

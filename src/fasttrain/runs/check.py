@@ -97,7 +97,7 @@ def _check_game(config: Config, for_algo: bool, folder: Path, console: Console) 
 
 
 # With these faults neither fasttrain nor stock SB3 can train. Other errors harm learning, or occur only in random play.
-FATAL = ("reward_not_scalar", "wrong_shape", "reset_answer", "step_answer")
+FATAL = ("reward_not_scalar", "wrong_shape", "reset_answer", "step_answer", "info_not_dict", "needs_package")
 
 
 def run_checkup(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import platform
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 from fasttrain.batch import OPPONENTS_TURN
+from fasttrain.envs.answers import MOST_REWARD, as_ends, as_reward, check_step
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.probe import ProbeResult
@@ -99,11 +101,41 @@ def with_statistics(env: VecEnv, config: Config, statistics: Statistics) -> VecN
     return normalised
 
 
-class MonitoredEnv(EnvFactory):
-    """Builds one env of the run in SB3's Monitor, as a plain SB3 script does. Picklable."""
+class CheckedMonitor(Monitor[Any, Any]):
+    """SB3's Monitor, which also checks what `step` returns. It makes rewards floats, ends bools and infos dicts.
 
-    def __call__(self) -> Monitor[Any, Any]:
-        return Monitor(super().__call__())
+    SB3's own class raises an error for a reward that is an array with one entry.
+    """
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.needs_reset:
+            raise RuntimeError("Tried to step environment that needs reset")
+        answer: Any = self.env.step(action)
+        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:
+            check_step(answer)
+            answer = (*answer[:4], dict(answer[4]))
+        observation, reward, terminated, truncated, info = answer
+        if type(reward) is not float or not -MOST_REWARD <= reward <= MOST_REWARD:
+            reward = as_reward(reward)
+        self.rewards.append(reward)
+        self.total_steps += 1
+        if type(terminated) is not bool or type(truncated) is not bool:
+            terminated, truncated = as_ends(terminated, truncated)
+        if terminated or truncated:
+            self.needs_reset = True
+            total, length, passed_s = sum(self.rewards), len(self.rewards), time.time() - self.t_start
+            self.episode_returns.append(total)
+            self.episode_lengths.append(length)
+            self.episode_times.append(passed_s)
+            info["episode"] = {"r": round(total, 6), "l": length, "t": round(passed_s, 6)}
+        return observation, reward, terminated, truncated, info
+
+
+class MonitoredEnv(EnvFactory):
+    """Builds one env of the run in a Monitor, as a plain SB3 script does. Picklable."""
+
+    def __call__(self) -> CheckedMonitor:
+        return CheckedMonitor(super().__call__())
 
 
 def this_machine() -> Machine:

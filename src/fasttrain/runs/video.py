@@ -23,7 +23,7 @@ from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.envs.make import make_env
 from fasttrain.envs.masks import property_of
 from fasttrain.envs.retrace import close_env
-from fasttrain.envs.user_code import blame
+from fasttrain.envs.user_code import attribute_of, blame
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import MAX_EPISODE_STEPS
@@ -232,7 +232,7 @@ def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None
 def opponents_decide(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether an opponent makes the next decision."""
     read = property_of(env, TURN)
-    return bool(read() if read else env.has_wrapper_attr(TURN) and env.get_wrapper_attr(TURN))
+    return bool(read() if read else attribute_of(env, TURN))
 
 
 class Seats:
@@ -255,8 +255,7 @@ class Seats:
     def actions(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
         """The action (1, …) for one row of observations and masks."""
         seat = opponents_decide(self._env)
-        if seat and self._env.has_wrapper_attr("seat_to_decide"):
-            seat = self._env.get_wrapper_attr("seat_to_decide")
+        seat = attribute_of(self._env, "seat_to_decide", seat) if seat else seat
         begins = np.array([seat not in self._states])
         extra = {"action_masks": masks} if self.masked else {}
         actions: NDArray[Any]

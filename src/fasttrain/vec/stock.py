@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
@@ -32,7 +32,7 @@ from fasttrain.batch import select_rows
 from fasttrain.envs import retrace
 from fasttrain.envs.answers import misfits
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
-from fasttrain.envs.user_code import process_settings, restore_settings
+from fasttrain.envs.user_code import blame, needs_package, process_settings, restore_settings
 from fasttrain.errors import EXIT_CRASHED, EnvError, EnvSpecError, FastTrainError, ReplaceEnv
 from fasttrain.terminal import tell
 from fasttrain_vec.process import START_METHOD, kill_group, wait_for_end
@@ -70,9 +70,14 @@ class WorkerFactory:
         def noting(*args: Any, **kwargs: Any) -> Any:
             try:
                 return call(*args, **kwargs)
-            except FastTrainError as error:
+            except (FastTrainError, gym.error.DependencyNotInstalled) as raised:
+                error = (
+                    raised
+                    if isinstance(raised, FastTrainError)
+                    else EnvSpecError(f"an env could not go on: {blame(raised)}")
+                )
                 Path(self._notes, f"{os.getpid()}").write_text(f"{error.exit_code} {error}", encoding="utf-8")
-                raise SystemExit(EXIT_CRASHED) from error
+                raise SystemExit(EXIT_CRASHED) from raised
 
         return noting
 
@@ -245,7 +250,7 @@ class ActionLogVecEnv(DummyVecEnv):
             raise _with_place(error) from error.__cause__
         if os.getpid() != self._pid:  # takes 40 ns; true in a child that an env forked, once the env returns
             os._exit(EXIT_CRASHED)  # else the child would also train, and write to the parent's files
-        infos = [info.copy() if ATOMS.issuperset(map(type, info.values())) else copy.deepcopy(info)
+        infos = [info.copy() if ATOMS.issuperset(map(type, info.values())) else _copied(info)
                  for info in self.buf_infos]  # fmt: skip
         return self._obs_from_buf(), self.buf_rews.copy(), self.buf_dones.copy(), infos
 
@@ -311,6 +316,14 @@ class ActionLogVecEnv(DummyVecEnv):
         self._most = 2 * len(self.rows) + MIN_ROWS
 
 
+def _copied(info: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy of an info; a shallow copy if an object in it, such as a lock, cannot be copied."""
+    try:
+        return copy.deepcopy(info)
+    except Exception:  # the user's objects may raise anything
+        return info.copy()
+
+
 class Resting:
     """An env whose `step` does nothing: it returns the last observation, reward 0 and no end."""
 
@@ -363,10 +376,11 @@ def _frames(error: BaseException) -> list[FrameType]:
 
 
 def _with_place(error: Exception) -> Exception:
-    """An EnvError that names env and step, if the env returned something wrong; else `error` itself."""
-    if not (problem := str(error) if isinstance(error, EnvError) else _problem_of(error)):
+    """An EnvError that names env and step, if the env returned something wrong or lacks a package; else `error`."""
+    missing = needs_package(error)
+    if not (problem := str(error) if isinstance(error, EnvError) else blame(error) if missing else _problem_of(error)):
         return error
-    kind = EnvSpecError if isinstance(error, EnvSpecError) else EnvError
+    kind = EnvSpecError if missing or isinstance(error, EnvSpecError) else EnvError
     env_error = kind(f"{place_of(error).rstrip(', ')}: {problem}")
     env_error.__cause__ = error
     return env_error
@@ -381,17 +395,5 @@ def _problem_of(error: Exception) -> str:
     if name == "_save_obs":
         found = misfits(values["self"].observation_space, values["obs"])
         return next((f"{where} {what}" for _, where, what, _ in found), "")
-    if name == "reset":
-        return f"reset() must return (observation, info): {error}"
-    if name not in ("step", "_step_one"):
-        return ""
-    if "truncated" not in values:
-        return f"step() must return (observation, reward, terminated, truncated, info): {error}"
-    ends = [values["terminated"], values["truncated"]]
-    if not all(isinstance(end, (bool, int, np.bool_)) for end in ends):
-        return f"step() returned terminated={ends[0]!r:.60} and truncated={ends[1]!r:.60}; return two bools"
-    info = values["info"]
-    if not isinstance(info, Mapping):
-        return f"step() returned an info of type {type(info).__name__}, expected a dict"
-    reward = values.get("reward")
-    return f"step() returned the reward {reward!r:.60}, a {type(reward).__name__}; return a number"
+    what = "(observation, reward, terminated, truncated, info): a number as reward, two bools and a dict"
+    return f"step() must return {what} ({error})" if name in ("step", "_step_one") else ""
