@@ -20,8 +20,8 @@ from transition_path import path_of
 SRC = Path(__file__).resolve().parent.parent / "src"
 # Why a ceiling was raised stands in the message of the commit that raised it: git log -p tests/test_house.py.
 CEILINGS = {
-    "fasttrain": {"lines": 33_942, "modules": 150, ": Any": 613},
-    "fasttrain_deploy": {"lines": 1_016, "modules": 5, ": Any": 15},
+    "fasttrain": {"lines": 34_042, "modules": 150, ": Any": 619},
+    "fasttrain_deploy": {"lines": 1_017, "modules": 5, ": Any": 15},
     "fasttrain_engines": {"lines": 3_178, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_884, "modules": 34, ": Any": 14},
     "fasttrain_integrations": {"lines": 2_558, "modules": 12, ": Any": 67},
@@ -45,7 +45,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 LABORATORY = {
     "scripts/**/*.py": 331,
     "benchmarks/**/*.py": 5_168,
-    "tests/**/*.py": 53_852,
+    "tests/**/*.py": 53_981,
     "tests/test_[bs]*.py": 526,
 }
 
@@ -96,7 +96,7 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 # What `fasttrain env.id=CartPole-v1 algo=ppo` enters of src/fasttrain and src/fasttrain_vec. plan: from argv until the
 # plan is there, without the look at the env. training: all files of the command, without algorithms; lines: all lines
 # of these files, up to a round 50.
-COMMAND_CEILINGS = {"plan": {"files": 25, "functions": 140}, "training": {"files": 60, "lines": 15_900}}
+COMMAND_CEILINGS = {"plan": {"files": 25, "functions": 140}, "training": {"files": 60, "lines": 15_980}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:

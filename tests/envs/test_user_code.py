@@ -32,6 +32,7 @@ def test_an_error_that_cannot_be_shown_is_named_by_its_type() -> None:
 
     assert blame(OddError()) == "OddError"
     assert blame(ValueError("never raised")) == "ValueError: never raised"
+    assert blame(ValueError("one\n\n  two\n")) == "ValueError: one two"
 
 
 def test_what_is_to_be_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

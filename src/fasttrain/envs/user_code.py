@@ -112,7 +112,7 @@ def blame(error: BaseException) -> str:
     if needs_package(error):
         return f"it needs a package that is not installed: {error}"
     try:
-        message = str(error)
+        message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     except Exception:  # the user's own class of exceptions may be broken
         message = ""
     message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
