@@ -14,6 +14,7 @@ import pytest
 import fasttrain
 from fasttrain.envs.retrace import Retrace
 from fasttrain.envs.user_code import BUILDING, CLOSING, LOOKING, MASKING, Place, attribute_of, blame, import_user_module
+from fasttrain.errors import EnvSpecError
 from plain_env import PlainEnv
 
 
@@ -41,6 +42,9 @@ def test_what_is_to_be_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         gymnasium.make("CartPole-v1", render_mode="human").reset()
     text = 'it needs a package that is not installed: pygame is not installed, run `pip install "gymnasium[classic'
     assert blame(caught.value).startswith(text)
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(EnvSpecError, match=r"no module named 'ale_py'.*; pip install 'fasttrain\[atari\]' adds it"):
+        import_user_module("ale_py", "here", "env.id=ALE/Pong-v5")
 
 
 @pytest.mark.parametrize("error", [KeyError, RuntimeError, AttributeError])

@@ -256,7 +256,7 @@ class Play:
                 self.faults["stale_mask"] = text
         except (EnvError, ValueError) as error:  # NumPy raises ValueError for ragged lists
             text = str(error) if str(error).startswith("env ") else f"env {self.env.unwrapped}: {error}"
-            remedy = "give one entry per action, 1 = legal, after every reset and step"
+            remedy = "give one entry per choice of each sub-action, 1 = legal, after every reset and step"
             raise PlayError("bad_mask", f"{text}, at {self.position()}", remedy) from error
         except (Exception, SystemExit) as error:
             raise self._failed(error) from error

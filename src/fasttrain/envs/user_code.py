@@ -263,8 +263,8 @@ def _not_found(name: str, missing: str, folder: str, option: str) -> str:
     source = Path(folder, "src", top)
     if source.is_dir() or source.with_suffix(".py").is_file():
         return f"{message}; there is one under src/: install it with `pip install -e .` or set PYTHONPATH=src."
-    if missing != name:
-        return message
+    if missing != name or missing == "ale_py":
+        return message + "; pip install 'fasttrain[atari]' adds it" * (missing == "ale_py")
     files = Path(folder).glob("*.py") if os.path.isdir(folder) else ()
     return message + did_you_mean(top, sorted({file.stem for file in files}))
 

@@ -325,6 +325,7 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
     typed = [key for key, source in sources.items() if source == "command line"]
     groups = tuple(key for key in keys if key.endswith("."))
     ignored = sorted(key for key in typed if key not in ("run", "trust", *keys) and not key.startswith(groups))
+    ignored = [key for key in ignored if key != "env" or ignored == ["env"]]  # `env.id=…` implies `env=gym`
     if ignored:
         takes = ", ".join(f"{key}…" if key.endswith(".") else f"{key}=…" for key in ("run", *keys))
         raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
