@@ -20,7 +20,7 @@ from transition_path import path_of
 SRC = Path(__file__).resolve().parent.parent / "src"
 # Why a ceiling was raised stands in the message of the commit that raised it: git log -p tests/test_house.py.
 CEILINGS = {
-    "fasttrain": {"lines": 34_042, "modules": 150, ": Any": 619},
+    "fasttrain": {"lines": 34_043, "modules": 150, ": Any": 619},
     "fasttrain_deploy": {"lines": 1_017, "modules": 5, ": Any": 15},
     "fasttrain_engines": {"lines": 3_178, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_884, "modules": 34, ": Any": 14},
@@ -45,7 +45,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 LABORATORY = {
     "scripts/**/*.py": 331,
     "benchmarks/**/*.py": 5_168,
-    "tests/**/*.py": 53_981,
+    "tests/**/*.py": 53_985,
     "tests/test_[bs]*.py": 526,
 }
 
