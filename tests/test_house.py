@@ -20,14 +20,14 @@ from transition_path import path_of
 SRC = Path(__file__).resolve().parent.parent / "src"
 # Why a ceiling was raised stands in the message of the commit that raised it: git log -p tests/test_house.py.
 CEILINGS = {
-    "fasttrain": {"lines": 34_043, "modules": 150, ": Any": 619},
+    "fasttrain": {"lines": 34_041, "modules": 150, ": Any": 619},
     "fasttrain_deploy": {"lines": 1_017, "modules": 5, ": Any": 15},
     "fasttrain_engines": {"lines": 3_178, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_884, "modules": 34, ": Any": 14},
     "fasttrain_integrations": {"lines": 2_558, "modules": 12, ": Any": 67},
     "fasttrain_kernels": {"lines": 3_739, "modules": 13, ": Any": 24},
     "fasttrain_report": {"lines": 2_696, "modules": 13, ": Any": 2},
-    "fasttrain_studies": {"lines": 4_281, "modules": 19, ": Any": 9},
+    "fasttrain_studies": {"lines": 4_280, "modules": 19, ": Any": 9},
     "fasttrain_vec": {"lines": 2_460, "modules": 10, ": Any": 27},
 }
 

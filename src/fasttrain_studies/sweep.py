@@ -11,10 +11,12 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from rich.console import Console
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT, ConfigError
@@ -242,9 +244,6 @@ class Sweep:
 
 def _swept_keys(given: Sequence[str]) -> dict[str, int]:
     """The keys with several values, and the number of values: `num_envs=64,128` → `{"num_envs": 2}`."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     try:
         overrides = OverridesParser.create().parse_overrides(list(given))
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
@@ -254,12 +253,12 @@ def _swept_keys(given: Sequence[str]) -> dict[str, int]:
 
 def first_cell(overrides: Sequence[str]) -> list[str]:
     """The overrides of the first cell: each override with several values has the first of them."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    return [
-        f"{one.get_key_element()}={next(iter(one.sweep_string_iterator()))}" if one.is_sweep_override() else text
-        for one, text in zip(OverridesParser.create().parse_overrides(list(overrides)), overrides, strict=True)
-    ]
+    first = list(overrides)
+    for place, one in enumerate(OverridesParser.create().parse_overrides(first)):
+        if one.is_sweep_override():
+            with suppress(HydraException, StopIteration):  # a list without values is refused later
+                first[place] = f"{one.get_key_element()}={next(iter(one.sweep_string_iterator()))}"
+    return first
 
 
 def _search_path(job: Any) -> list[str]:

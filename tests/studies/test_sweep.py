@@ -56,7 +56,7 @@ def test_every_cell_runs_in_its_own_process_and_a_crash_stops_nothing(fasttrain:
 
 @pytest.mark.parametrize("typed", ["num_envs=range(5,1)", "num_envs=glob(*)"])
 def test_a_sweep_over_nothing_says_so_before_anything_runs(fasttrain: RunCommand, typed: str):
-    fasttrain("-m", "env.id=CartPole-v1", "algo=ppo", typed).refused(typed, "a list has no values")
+    fasttrain("-m", "env.id=Pendulum-v1", "algo=sac,td3", "algo.tau=0.01", typed).refused(typed, "a list has no values")
 
 
 @pytest.mark.parametrize("own", ["tau=0.01", "tau=0.01,0.02"])

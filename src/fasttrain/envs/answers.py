@@ -36,10 +36,12 @@ def as_reward(reward: Any) -> float:
     """
     try:
         value = reward.item() if isinstance(reward, np.ndarray) else reward
-        number = float(None if isinstance(value, (str, bytes)) else value)  # type: ignore[arg-type]
+        number = None if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None:
         what = f"step() returned the reward {reward!r:.60}, a {type(reward).__name__}; return a number"
-        raise AnswerError("reward_not_scalar", what) from None
+        raise AnswerError("reward_not_scalar", what)
     if MOST_REWARD < abs(number) < math.inf:
         what = f"step() returned the reward {number:g}, which is too large for float32 (at most 3.4e38); scale it down"
         raise AnswerError("reward_not_finite", what)

@@ -14,8 +14,8 @@ from gymnasium import spaces
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray
-from fasttrain.envs.answers import check_reset, reset_inner
-from fasttrain.envs.masks import AdaptsOld, is_legal, property_of
+from fasttrain.envs.answers import reset_inner
+from fasttrain.envs.masks import MISSING, AdaptsOld, is_legal, property_of
 from fasttrain.envs.user_code import attribute_of
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.spec.infos import enemy_turn_ms
@@ -127,9 +127,8 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._keys = tuple(dict.fromkeys((*keys, *ALWAYS_KEPT)))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        answer = self.env.reset(seed=seed, options=options)
-        info = check_reset(answer)
-        return answer[0], self._select(info)
+        observation, info = reset_inner(self.env, seed, options)
+        return observation, self._select(info)
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -317,7 +316,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
 
     def set_wrapper_attr(self, name: str, value: object, *, force: bool = True) -> bool:
         """Set the attribute on the old env, so that `VecEnv.set_attr` reaches the game and not this adapter."""
-        if attribute_of(self.old, name) is None and not force:
+        if attribute_of(self.old, name, MISSING) is MISSING and not force:
             return False
         setattr(self.old, name, value)
         return True

@@ -104,7 +104,8 @@ def with_statistics(env: VecEnv, config: Config, statistics: Statistics) -> VecN
 class CheckedMonitor(Monitor[Any, Any]):
     """SB3's Monitor, which also checks what `step` returns. It makes rewards floats, ends bools and infos dicts.
 
-    SB3's own class raises an error for a reward that is an array with one entry.
+    SB3's own class raises an error for a reward that is an array with one entry. A wrapper below it would cost a call
+    per step.
     """
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

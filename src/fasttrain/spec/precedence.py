@@ -124,8 +124,8 @@ class File(NamedTuple):
 
 
 def with_its_file(message: str, files: Iterable[File], folder: str, typed: Mapping[str, str]) -> str:
-    """`message` about a setting that the user did not type. It begins with the file that sets it: a file in `folder`
-    by its path, a shipped one by `tuned=NAME`."""
+    """`message` about a setting. If the user did not type it, the file that sets it comes first: a file in `folder` by
+    its path, a shipped file of `tuned` as `tuned=NAME`."""
     found = re.match(r"(?:unknown key ')?([\w.]+)", message)
     key = found[1] if found else ""
     own = [file for file in files if file.source.startswith("tuned") or Path(file.path).is_relative_to(folder)]

@@ -198,8 +198,8 @@ class SlotSource(ABC):
     ) -> FinishedEpisode:
         """Return the record of an episode that ended in the last step, and reset the counters of its env."""
         slots = self.slots
-        counts, truncated = (float(self._returns[index]), int(self._lengths[index])), slots.truncations[index]
-        truncated = bool(truncated and not slots.terminations[index])
+        counts = float(self._returns[index]), int(self._lengths[index])
+        truncated = bool(slots.truncations[index] and not slots.terminations[index])
         episode = FinishedEpisode(index, *counts, final_observation, truncated, info, lost)
         self.begin_episodes(index)
         return episode
@@ -214,7 +214,7 @@ class SlotVecEnv(SlotSource, VecEnv):
 
     reuses_arrays = True
     keeps_records = True  # see `episode_info`
-    elsewhere = ""  # where the envs are if they are no Python objects that can be called, for messages
+    elsewhere = ""  # for messages: where the envs are, if no method of theirs can be called
 
     def __init__(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.count_episodes(num_envs)

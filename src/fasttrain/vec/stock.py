@@ -71,11 +71,7 @@ class WorkerFactory:
             try:
                 return call(*args, **kwargs)
             except (FastTrainError, gym.error.DependencyNotInstalled) as raised:
-                error = (
-                    raised
-                    if isinstance(raised, FastTrainError)
-                    else EnvSpecError(f"an env could not go on: {blame(raised)}")
-                )
+                error = raised if isinstance(raised, FastTrainError) else EnvSpecError(f"an env: {blame(raised)}")
                 Path(self._notes, f"{os.getpid()}").write_text(f"{error.exit_code} {error}", encoding="utf-8")
                 raise SystemExit(EXIT_CRASHED) from raised
 
